@@ -1,4 +1,4 @@
-"""NumPy arrays of an allocator's memory."""
+"""Makes NumPy arrays on an allocator's memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 def array(allocator: Any, shape: int | tuple[int, ...], dtype: Any, stream: Any) -> ndarray[Any, Any]:
-    """An array whose base is the buffer that it lies in."""
-    import numpy  # late: most users of an allocator have no array
+    """Return an array whose base is the buffer that holds its memory."""
+    import numpy  # imported late: most users of an allocator need no array
 
     kind = numpy.dtype(dtype)
     if kind.hasobject:
-        raise TypeError(f"an array of {kind} holds Python objects, which must not lie in an allocator's memory")
-    size = numpy.broadcast_to(numpy.empty((), kind), shape).nbytes  # raises for what is not a shape
+        raise TypeError(f"an array of {kind} holds Python objects, which an allocator's memory must not hold")
+    size = numpy.broadcast_to(numpy.empty((), kind), shape).nbytes  # raises for an invalid shape
     if size == 0:
         return numpy.ndarray(shape, kind)
     made = numpy.ndarray(shape, kind, allocator._ready(size, stream))
@@ -27,17 +27,17 @@ def array(allocator: Any, shape: int | tuple[int, ...], dtype: Any, stream: Any)
 
 
 def full(allocator: Any, shape: int | tuple[int, ...], value: Any, dtype: Any, stream: Any) -> ndarray[Any, Any]:
-    """An array filled with a value."""
+    """Return an array filled with a value."""
     import numpy
 
     made = array(allocator, shape, numpy.asarray(value).dtype if dtype is None else dtype, stream)
-    if made.nbytes != 0:  # NumPy would walk through all items of a type without bytes
+    if made.nbytes != 0:  # NumPy would visit all items even of a type without bytes
         made[...] = value
     return made
 
 
 def like(allocator: Any, other: Any, stream: Any) -> ndarray[Any, Any]:
-    """An array of another's shape and dtype."""
+    """Return an array with the shape and dtype of another."""
     import numpy
 
     model = numpy.asanyarray(other)

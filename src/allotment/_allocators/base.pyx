@@ -31,9 +31,9 @@ cdef extern from "Python.h":
     Py_buffer* PyMemoryView_GET_BUFFER(object view) noexcept
 
 
-@cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
+@cython.no_gc_clear     # a garbage collection must not clear the device before the memory has returned to it
 cdef class AllocatorBase:
-    """What every kind of allocator has; users hold one of the kinds."""
+    """Base of every kind of allocator. Users hold one of the kinds."""
 
     def __cinit__(self, *args, **kwargs):
         self.observers = []
@@ -58,10 +58,10 @@ cdef class AllocatorBase:
         self.close()
 
     def close(self) -> None:
-        """Give all memory that is not in use back to the device, and serve no request any more.
+        """Return all memory that is not in use to the device, and serve no more requests.
 
-        Blocks that are in use are reported with a ResourceWarning; they can still be freed. Figures can still be read.
-        A second time, nothing happens. Raises RequestError if C code was given its entry points, DeviceError.
+        A ResourceWarning reports the blocks that are in use. They can still be freed, and the figures can still be
+        read. A second call does nothing. Raises RequestError if C code has its entry points, and DeviceError.
         """
         cdef bytes_t live
         if self.closed:
@@ -74,7 +74,7 @@ cdef class AllocatorBase:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed: requests raise RequestError then."""
+        """Whether it is closed. Requests then raise RequestError."""
         return self.closed
 
     cdef int require_open(self) except -1:
@@ -98,24 +98,25 @@ cdef class AllocatorBase:
             warnings.warn(
                 f"{self!r} ends with {amount(live)} in use; free all blocks first", ResourceWarning, source=self)
         except Exception:
-            if not interpreter_ends():    # then it is too late to warn, not a filter that makes it an error
+            if not interpreter_ends():    # otherwise warning fails, as modules are gone
                 raise
         return 0
 
     @property
     def device(self) -> Device:
-        """The device whose memory this is: its `name`, `index` and `capabilities`."""
+        """Device that the memory belongs to: its `name`, `index` and `capabilities`."""
         return self.device
 
     # --- memory ---
 
     def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
-        """A buffer of `size` bytes for work on `stream`; it frees itself when the last reference to it goes.
+        """Return a buffer of `size` bytes for work on `stream`. It frees itself when the last reference to it is
+        dropped.
 
-        `size` is a number of bytes or text such as "1MiB". Without a stream the buffer is for the calling thread's
-        current one, else the default one. Then memory that this process can read is also ready for the calling thread:
-        the call waits until no queued work uses it. With a stream, the call waits for nothing, and work on that stream
-        may use the buffer. Raises what `malloc` raises. Safe to call from several threads.
+        `size` is a number of bytes or text such as "1MiB". Without a stream, the buffer is for the calling thread's
+        current stream, else the default stream. Memory that this process can read is then also ready for the calling
+        thread: the call waits until no queued work uses it. With a stream, the call waits for nothing, and work on that
+        stream may use the buffer. Raises what `malloc` raises. Safe to call from several threads.
         """
         count = whole_size(size)
         if stream is None and self.is_readable():
@@ -126,12 +127,12 @@ cdef class AllocatorBase:
     def array(
         self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int | None = None
     ) -> NDArray[Any]:
-        """A NumPy array of this allocator's memory, with whatever is in it; the array keeps its block alive.
+        """Return a NumPy array on this allocator's memory, uninitialized. The array keeps its block alive.
 
-        The calling thread may use it at once: the call waits for the work that is queued on `stream`, which may still
-        use the memory. `stream` is by default the calling thread's current one, else the default one. A function that
-        runs on a stream does not wait; a caching allocator gives it other memory if need be. Of a stream in a graph
-        capture only the work before the capture is waited for.
+        The calling thread may use the array at once: the call waits for the work queued on `stream` that may still use
+        the memory. `stream` is by default the calling thread's current stream, else the default stream. A function that
+        runs on a stream does not wait; a caching allocator gives it other memory if needed. For a stream in a graph
+        capture, the call waits only for the work before the capture.
 
         Raises UnsupportedError for memory that this process cannot read, TypeError for a dtype that holds Python
         objects, and what `malloc` raises. Safe to call from several threads.
@@ -142,19 +143,22 @@ cdef class AllocatorBase:
     def zeros(
         self, shape: int | tuple[int, ...], dtype: Any = "float64", *, stream: Stream | int | None = None
     ) -> NDArray[Any]:
-        """`array`, filled with zeros, by the calling thread."""
+        """Return an `array` that the calling thread has filled with zeros."""
         self.require_readable()
         return arrays.full(self, shape, 0, dtype, stream)
 
     def full(
         self, shape: int | tuple[int, ...], value: Any, dtype: Any = None, *, stream: Stream | int | None = None
     ) -> NDArray[Any]:
-        """`array`, filled with a value by the calling thread; its dtype is that of the value if none is given."""
+        """Return an `array` that the calling thread has filled with a value.
+
+        Its dtype is by default that of the value.
+        """
         self.require_readable()
         return arrays.full(self, shape, value, dtype, stream)
 
     def like(self, array: Any, *, stream: Stream | int | None = None) -> NDArray[Any]:
-        """`array` of the shape and dtype of another, with whatever is in it: its values are not copied."""
+        """Return an `array` with the shape and dtype of another. It is uninitialized: the values are not copied."""
         self.require_readable()
         return arrays.like(self, array, stream)
 
@@ -166,11 +170,11 @@ cdef class AllocatorBase:
             self.require_device("array")
             raise UnsupportedError(
                 f"{self.device.name} does not support arrays: this process cannot read its memory;"
-                " PinnedAllocator has memory that both can", operation="array")
+                " PinnedAllocator has memory that both can read", operation="array")
         return 0
 
     def _ready(self, size: int, stream: Stream | int | None = None) -> Buffer:
-        """`empty`, of memory that the calling thread may touch at once, also where a stream is given."""
+        """Return an `empty` buffer that the calling thread may touch at once, even for a given stream."""
         return self.ready_buffer(size, stream)
 
     cdef object ready_buffer(self, object size, object stream):
@@ -181,7 +185,7 @@ cdef class AllocatorBase:
         return buffer
 
     cdef object owned(self, object address, object size, object stream):
-        """A buffer of a block that was allocated just now."""
+        """Return a buffer for a block that was just allocated."""
         try:
             return Buffer(self, address, size, stream)
         except BaseException:
@@ -199,7 +203,7 @@ cdef class AllocatorBase:
         return 0
 
     def _block_around(self, address: int) -> tuple[int, int] | None:
-        """(start, size) of the live block that holds an address; None if none of ours does."""
+        """Return (start, size) of the live block that contains an address; None if no block of this allocator does."""
         cdef address_t start = 0
         cdef bytes_t size = 0
         return (start, size) if self.find_block(read_address(address), &start, &size) == IN_BLOCK else None
@@ -216,12 +220,13 @@ cdef class AllocatorBase:
     ) -> None:
         """Copy `size` bytes in stream order, from `source` to `destination`.
 
-        `stream` is by default the calling thread's current one, else the default one. `source` and `destination` are
-        each a buffer, an object with the buffer protocol such as an array, or an address in a live block. All of it
-        must lie in that memory: AddressError, SizeError. An address that no allocator here knows is refused on host
-        memory, and left to the device elsewhere. `source_device` and `destination_device` are the indexes of other
-        devices that hold them. Returns at once; the copy is done when the stream is. Raises StreamError,
-        UnsupportedError if the device cannot copy, DeviceError. Safe to call from several threads.
+        `stream` is by default the calling thread's current stream, else the default stream. `source` and `destination`
+        are each a buffer, an object with the buffer protocol such as an array, or an address in a live block. All bytes
+        must lie in that memory, or AddressError or SizeError is raised. An address that no allocator here knows is
+        refused on host memory; other devices decide themselves. `source_device` and `destination_device` are the
+        indexes of other devices that hold the memory. Returns at once; the copy is done when the stream has reached it.
+        Raises StreamError, UnsupportedError if the device cannot copy, and DeviceError. Safe to call from several
+        threads.
         """
         cdef DeviceTable* table = &self.device.table
         cdef bytes_t count = read_byte_count(size)
@@ -279,18 +284,17 @@ cdef class AllocatorBase:
         return ""
 
     def stats(self) -> dict[str, int]:
-        """All counters, flattened: {"allocated_bytes.all.current": 512, ...}, sorted by key.
+        """Return all counters, flattened and sorted by key: {"allocated_bytes.all.current": 512, ...}.
 
-        Costs about a hundred small objects; takes the allocator's lock for a moment. Safe to call from several
-        threads.
+        Creates about a hundred small objects and briefly holds the allocator's lock. Safe to call from several threads.
         """
         return stats_flat(self.counters())
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the device, as the device says.
+        """Return (free, total) bytes of the device, as the device reports them.
 
-        A call to the device. Raises UnsupportedError if it cannot tell, DeviceError. Safe to call from several
-        threads.
+        Calls the device. Raises UnsupportedError if the device does not report this, and DeviceError. Safe to call from
+        several threads.
         """
         cdef DeviceTable* table = &self.device.table
         cdef bytes_t free_bytes = 0, total = 0
@@ -305,11 +309,11 @@ cdef class AllocatorBase:
         return free_bytes, total
 
     def process(self) -> dict[str, Any]:
-        """What this process holds on the device, by library, down to what nobody can explain; all in bytes.
+        """Return what this process holds on the device, by library, including what nothing explains; all in bytes.
 
-        "libraries" by name, "context", "modules", "unexplained", and their "total", which is the driver's figure for
-        this process. Raises UnsupportedError unless the process was started by `python -m allotment.preload`. Asks the
-        driver, and looks at every block. Safe to call from several threads.
+        The keys are "libraries" (by name), "context", "modules", "unexplained", and their "total", which is the
+        driver's figure for this process. Raises UnsupportedError unless the process was started by `python -m
+        allotment.preload`. Calls the driver, and visits every block. Safe to call from several threads.
         """
         return process_ledger(self)
 
@@ -320,7 +324,7 @@ cdef class AllocatorBase:
 
     cdef int put_limit(self, bint limited, bytes_t most) except -1:
         raise UnsupportedError(
-            f"{self!r} cannot be limited: how much there is, its functions decide", operation="limit")
+            f"{self!r} cannot be limited: its functions decide how much memory they provide", operation="limit")
 
     cdef bytes_t total_bytes(self) noexcept:
         return 0
@@ -329,7 +333,7 @@ cdef class AllocatorBase:
     def limit(self) -> int | None:
         """The most bytes that this allocator may hold, or None. Set it to bytes, to text such as "20GiB", or to None.
 
-        What is held already stays. Setting it raises SettingsError for what is not a size.
+        Memory that it already holds stays. Setting raises SettingsError for a value that is not a size.
         """
         cdef bytes_t most = 0
         return most if self.find_limit(&most) else None
@@ -339,7 +343,7 @@ cdef class AllocatorBase:
         self.put_limit(limit is not None, 0 if limit is None else config.parse_size(limit))
 
     cdef double fraction(self) except? -1:
-        """The limit as a part of the device's memory."""
+        """Return the limit as a fraction of the device's memory."""
         cdef bytes_t most = 0
         if not self.find_limit(&most):
             return 1.0
@@ -349,7 +353,7 @@ cdef class AllocatorBase:
         return self.put_limit(part < 1.0, self.limit_of(part))
 
     cdef bytes_t limit_of(self, double part) except? 0:
-        """A part of the device's memory, in bytes."""
+        """Return a fraction of the device's memory, in bytes."""
         return <bytes_t> (part * <double> self.known_total())
 
     cdef bytes_t known_total(self) except 0:
@@ -364,8 +368,8 @@ cdef class AllocatorBase:
     def settings(self) -> Settings:
         """The settings in force, as a `Settings` record. Assign a text to change them: "max_split_size_mb:64".
 
-        The keys that the text names change, all of them or, on a fault, none; the others stay. Memory that is held
-        already stays as it is. Assigning raises SettingsError.
+        Assigning changes the keys that the text names, all of them or, if one is wrong, none; other keys stay. Memory
+        that the allocator already holds stays as it is. Assigning raises SettingsError.
         """
         return self.current_settings
 
@@ -374,7 +378,7 @@ cdef class AllocatorBase:
         self.change_settings(config.Settings.parse(text, self.current_settings))
 
     def _configure_leniently(self, text: str) -> None:
-        """Apply a settings text as PyTorch does: what stands before a fault counts, then SettingsError is raised."""
+        """Apply a settings text as PyTorch does: apply what precedes a fault, then raise SettingsError."""
         settings, error = config.parse_leniently(text, self.current_settings)
         self.change_settings(settings)
         if error is not None:
@@ -389,7 +393,7 @@ cdef class AllocatorBase:
         return 0
 
     cdef object expect_backend(self, object settings, str expected):
-        """The settings, unless they ask for another kind of allocator."""
+        """Return the settings; raise if they ask for another kind of allocator."""
         if settings.backend != expected:
             raise SettingsError(
                 f"backend:{settings.backend} asks for another class than {type(self).__name__}; "
@@ -400,7 +404,7 @@ cdef class AllocatorBase:
     # --- out of memory ---
 
     cdef object too_large_facts(self, object requested):
-        """The facts of a request that is refused for its size alone."""
+        """Return the facts of a request that is refused only because of its size."""
         size = operator.index(requested)
         return OutOfMemoryFacts(
             device=self.device.name, device_index=self.device.table.device, requested=size, rounded=size,
@@ -408,7 +412,7 @@ cdef class AllocatorBase:
             private_free=0, largest_free=0, stream=0, too_large=True)
 
     cdef int tell_observers(self, object facts) except -1:
-        for observer in list(self.observers):       # it may detach itself
+        for observer in list(self.observers):       # a copy, because an observer may detach itself
             try:
                 observer(facts)
             except BaseException as error:
@@ -419,7 +423,7 @@ cdef class AllocatorBase:
 # --- what is copied from and to ------------------------------------------------------------------------------
 
 cdef tuple memory_of(AllocatorBase allocator, object given, bytes_t size, bint is_written, device_t device):
-    """(what has to be kept, address) of `size` bytes that may be copied. `device` is where they are."""
+    """Return (the objects to keep alive, address) of `size` bytes to copy. `device` is where they are."""
     cdef address_t address, start = 0
     cdef bytes_t found = 0
     if isinstance(given, Buffer):
@@ -437,9 +441,9 @@ cdef tuple memory_of(AllocatorBase allocator, object given, bytes_t size, bint i
     if size == 0:
         return None, address
     if address == 0:
-        raise AddressError("there is no memory at address 0 to copy from or to", 0)
+        raise AddressError("address 0 has no memory to copy from or to", 0)
     if device != allocator.device.table.device:
-        return None, address        # of another device, which this one knows how to reach
+        return None, address        # of another device, which this device can reach
     if require_extent(allocator, address, size, True) == ELSEWHERE and allocator.device.table.capabilities & IS_HOST:
         for holder in holders_on(allocator.device):
             around = holder._block_around(address)
@@ -469,7 +473,7 @@ cdef AddressLookup require_extent(
 cdef int check_extent(address_t address, bytes_t size, address_t start, bytes_t found) except -1:
     if size > found - (address - start):
         raise SizeError(
-            f"{size} bytes at {address:#x} are more than its block has: that has {found} bytes at {start:#x}", size)
+            f"{size} bytes at {address:#x} exceed its block, which has {found} bytes at {start:#x}", size)
     return 0
 
 
@@ -477,18 +481,21 @@ cdef tuple memory_of_object(object given, bytes_t size, bint is_written):
     cdef object view = memoryview(given)
     if not view.c_contiguous or (is_written and view.readonly):
         raise BufferError(
-            f"copy needs {'writable ' if is_written else ''}memory in one piece, which this {type(given).__name__} "
+            f"copy needs {'writable ' if is_written else ''}contiguous memory, which this {type(given).__name__} "
             "does not have")
     if size > <bytes_t> view.nbytes:
         raise SizeError(f"{size} bytes are more than the {view.nbytes} of {type(given).__name__}", size)
     return view, <address_t> PyMemoryView_GET_BUFFER(view).buf
 
 
-cdef list unfinished = []       # what could not be kept in any other way
+cdef list unfinished = []       # objects that could not be kept alive in any other way
 
 
 cdef int keep_until_done(Device device, stream_t stream, tuple memory) except -1:
-    """Keep objects until the stream has come so far. Devices without functions in stream order have copied by now."""
+    """Keep objects alive until the stream has reached this point.
+
+    Devices without functions in stream order have copied by now.
+    """
     submit = getattr(device, "submit", None)
     if submit is None:
         return 0
@@ -501,7 +508,7 @@ cdef int keep_until_done(Device device, stream_t stream, tuple memory) except -1
 
 cdef object cannot_tell_memory(Device device):
     return UnsupportedError(
-        f"{device.name} does not tell how much memory it has (memory_info); set `limit` in bytes instead of a fraction",
+        f"{device.name} does not report its memory size (memory_info); set `limit` in bytes instead of a fraction",
         operation="memory_info")
 
 
@@ -510,7 +517,7 @@ cdef Device device_given(object device, bint shareable=False):
         return open_device(device, shareable=shareable)
     if shareable and not getattr(device, "shareable", True):
         raise SettingsError(
-            f"shareable:True is for a device that is made with it, and {device!r} is not: HostDevice(shareable=True)",
+            f"shareable:True needs a device made with it, which {device!r} is not; use HostDevice(shareable=True)",
             key="shareable", value="True", allowed="False")
     return device
 

@@ -1,9 +1,9 @@
-"""Memory that frees itself, and how other libraries see it without a copy.
+"""Memory that frees itself, and that other libraries can use without a copy.
 
-A buffer is bytes: the buffer protocol, DLPack and `__cuda_array_interface__` show it as one dimension of uint8; users
-view it as what they like. Whoever got it by DLPack or the buffer protocol keeps it alive.
+A buffer is bytes: the buffer protocol, DLPack and `__cuda_array_interface__` export it as one dimension of uint8, which
+users then view as they like. A consumer that got it by DLPack or the buffer protocol keeps it alive.
 
-A slice is a buffer too. It has no block of its own: it keeps the buffer that it is a part of.
+A slice is a buffer too. It has no block: it keeps alive the buffer of which it is a part.
 """
 
 from libc.stddef cimport size_t
@@ -13,14 +13,14 @@ from allotment._core.contract.types cimport address_t, bytes_t
 
 cdef class Buffer:
     cdef object allocator
-    cdef Owners owners          # of its allocator's blocks; None if a block has no other owner than the buffer
-    cdef address_t address      # 0 if it was asked for 0 bytes, or is closed
+    cdef Owners owners          # of its allocator's blocks; None if a block can have no owner but the buffer
+    cdef address_t address      # 0 for a buffer of 0 bytes, or once closed
     cdef bytes_t size
     cdef object stream
-    cdef Buffer whole           # what it is a slice of; None if it has a block
-    cdef size_t views           # arrays, capsules and slices that see it: it is not closed under them
+    cdef Buffer whole           # the buffer that it is a slice of; None if it has a block
+    cdef size_t views           # arrays, capsules and slices that use it: it cannot be closed meanwhile
     cdef bint closed
-    cdef bint finalized         # its last reference went, and a finalizer has made another one
+    cdef bint finalized         # the last reference was dropped, and then a finalizer made a new one
     cdef object __weakref__
 
     cdef int take_over(self, address_t address) except -1
@@ -33,5 +33,5 @@ cdef class Buffer:
     cdef bint is_cuda(self) except -1
     cdef str device_name(self)
 
-# Closes it, if it is a buffer: what `free` of its allocator does with one. Whether it was one.
+# If the object is a buffer, closes it, as its allocator's `free` does with a buffer; returns whether it was one.
 cdef bint free_buffer(object given, object allocator) except -1

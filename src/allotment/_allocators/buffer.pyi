@@ -17,9 +17,10 @@ else:
 class Buffer(_HasBuffer):  # type: ignore[misc]
     """A block of an allocator, freed when the last reference to it goes; `Allocator.empty` makes one.
 
-    Seen by others without a copy, as bytes: the buffer protocol and `numpy.asarray` (host memory), DLPack (host and
-    CUDA), `__cuda_array_interface__` (CUDA). Who got it that way keeps it alive. Its free is stream-ordered like any
-    other. `with buffer:` closes it at the end of the block; `buffer[start:stop]` is a part of it that keeps it alive.
+    Other libraries see it without a copy, as bytes: through the buffer protocol and `numpy.asarray` (host memory),
+    DLPack (host and CUDA), and `__cuda_array_interface__` (CUDA). Consumers that got it that way keep it alive. Its
+    free is stream-ordered like any other. `with buffer:` closes it at the end of the block; `buffer[start:stop]` is a
+    part of it that keeps it alive.
     """
 
     def __init__(
@@ -30,39 +31,39 @@ class Buffer(_HasBuffer):  # type: ignore[misc]
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
     def close(self) -> None:
-        """Give the block back now, in stream order, instead of with the last reference; a second time does nothing.
+        """Free the block now, in stream order, instead of with the last reference. A second call does nothing.
 
-        A slice lets go of what it is a part of. Raises BufferError while arrays, DLPack capsules or slices see the
-        memory (`__cuda_array_interface__` leaves no trace, so who got it that way is not known).
+        A slice drops its reference to the buffer of which it is a part. Raises BufferError while arrays, DLPack
+        capsules or slices use the memory (`__cuda_array_interface__` leaves no trace, so its consumers are not known).
         """
     @property
     def closed(self) -> bool:
-        """Whether it was closed, so that it has no memory any more."""
+        """Whether it was closed, and so has no memory."""
     def __getitem__(self, part: slice) -> Buffer:
-        """The bytes from `start` to `stop`, as a buffer that keeps this one's block alive.
+        """Return the bytes from `start` to `stop` as a buffer that keeps this one's block alive.
 
         Raises TypeError for a single index (`memoryview(buffer)` reads bytes), ValueError for a step.
         """
     def __len__(self) -> int: ...
     @property
     def allocator(self) -> DeviceAllocator | HostMemory:
-        """The allocator that the block is of, and goes back to."""
+        """Allocator that owns the block, to which the block returns."""
     @property
     def address(self) -> int:
-        """Where its memory starts; 0 for a buffer of 0 bytes.
+        """Start of the memory; 0 for a buffer of 0 bytes.
 
-        Raises RequestError if it is closed, or its block has ended: its pool was restored to a state that does not have
-        it.
+        Raises RequestError if the buffer is closed, or if its block has ended because its pool was restored to a state
+        without that block.
         """
     @property
     def block(self) -> int:
-        """Where the block starts that its memory lies in: for a slice, that of the buffer it is a part of."""
+        """Start of the block that contains the memory; for a slice, of the block of the buffer that it is a part of."""
     @property
     def size(self) -> int:
-        """How many bytes were asked for."""
+        """Number of bytes requested."""
     @property
     def stream(self) -> Stream | int:
-        """The stream that it was asked for on, as it was given."""
+        """Stream of the request, as the caller passed it."""
     def record_stream(self, stream: Stream | int) -> None:
         """Declare that work on `stream` uses this memory, so that its free waits for that work.
 
@@ -70,7 +71,10 @@ class Buffer(_HasBuffer):  # type: ignore[misc]
         """
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __dlpack_device__(self) -> tuple[int, int]:
-        """(kind, index) of the device, as DLPack numbers them. Raises BufferError for one that DLPack does not know."""
+        """Return (kind, index) of the device in DLPack's numbering.
+
+        Raises BufferError for a device unknown to DLPack.
+        """
     def __dlpack__(
         self,
         *,
@@ -79,7 +83,7 @@ class Buffer(_HasBuffer):  # type: ignore[misc]
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
+        """Return the memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The memory as other CUDA libraries read it; AttributeError unless it is CUDA memory."""
+        """The memory in the form that other CUDA libraries read. Raises AttributeError unless it is CUDA memory."""

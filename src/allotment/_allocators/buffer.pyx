@@ -89,7 +89,7 @@ cdef void drop_versioned(DLVersioned* managed) noexcept with gil:
 
 
 cdef void drop_capsule(object capsule) noexcept:
-    """A capsule that was not taken over still owns its tensor; one that was taken has been renamed."""
+    """Free the tensor of a capsule that no consumer took. A consumer renames a capsule when it takes it."""
     if PyCapsule_IsValid(capsule, b"dltensor"):
         drop_exported(<DLManaged*> PyCapsule_GetPointer(capsule, b"dltensor"))
     elif PyCapsule_IsValid(capsule, b"dltensor_versioned"):
@@ -109,7 +109,7 @@ cdef void describe(DLTensor* tensor, Buffer buffer, int kind, int index, int64_t
 
 
 cdef bint takes_versions(object max_version) except -1:
-    """Whether who asks can read a capsule with a version."""
+    """Whether the consumer can read a capsule with a version."""
     if max_version is None:
         return False
     try:
@@ -119,18 +119,19 @@ cdef bint takes_versions(object max_version) except -1:
         raise TypeError(f"max_version is (major, minor) or None, not {max_version!r}") from None
 
 
-@cython.no_gc_clear     # a collection must not take the allocator away before the memory went back to it
+@cython.no_gc_clear     # a garbage collection must not clear the allocator before the memory has returned to it
 cdef class Buffer:
     """Buffer(allocator, address, size, stream=0)\n--\n
     A block of an allocator, freed when the last reference to it goes; `Allocator.empty` makes one.
 
-    Seen by others without a copy, as bytes: the buffer protocol and `numpy.asarray` (host memory), DLPack (host and
-    CUDA), `__cuda_array_interface__` (CUDA). Who got it that way keeps it alive. Its free is stream-ordered like any
-    other. `with buffer:` closes it at the end of the block; `buffer[start:stop]` is a part of it that keeps it alive.
+    Other libraries see it without a copy, as bytes: through the buffer protocol and `numpy.asarray` (host memory),
+    DLPack (host and CUDA), and `__cuda_array_interface__` (CUDA). Consumers that got it that way keep it alive. Its
+    free is stream-ordered like any other. `with buffer:` closes it at the end of the block; `buffer[start:stop]` is a
+    part of it that keeps it alive.
     """
 
     def __cinit__(self, *args, **kwargs):
-        # All of them in order is how allocators make one.
+        # Allocators pass all of them in order.
         allocator, address, size, stream = (
             args if len(args) == 4 and not kwargs else read_arguments(Buffer, args, kwargs).values())
         self.allocator = allocator
@@ -139,12 +140,12 @@ cdef class Buffer:
         self.take_over(read_address(address))
 
     cdef int take_over(self, address_t address) except -1:
-        """Own the block at an address from now on; whoever did before does no more."""
+        """Own the block at an address from now on; its previous owner no longer does."""
         if not callable(getattr(self.allocator, "free", None)):
             raise TypeError(f"a Buffer needs an allocator that frees it, not {type(self.allocator).__name__}")
         if address == 0 and self.size != 0:
             raise AddressError(
-                f"a Buffer of {self.size} bytes needs the address of a block; 0 is that of a buffer without bytes", 0)
+                f"a Buffer of {self.size} bytes needs the address of a block, which is never 0", 0)
         if address != 0 and isinstance(self.allocator, HostMemory):
             (<HostMemory> self.allocator).adopt(address, self.size)
         if address != 0 and isinstance(self.allocator, AllocatorBase):
@@ -157,14 +158,14 @@ cdef class Buffer:
         return 0
 
     cdef bint has_block(self) noexcept:
-        """Whether the block is still the buffer's: restoring a pool ends blocks."""
+        """Whether the block still belongs to the buffer: restoring a pool ends blocks."""
         if self.whole is not None:
             return self.whole.has_block()
         return self.owners is None or self.owners.owner_of(self.address) == <void*> self
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, allocator: DeviceAllocator | HostMemory, address: int, size: int, stream: Stream | int = 0):
-        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read the arguments, so that every object is complete
 
     def __reduce__(self):
         hold = hold_of_pickles()
@@ -178,7 +179,8 @@ cdef class Buffer:
 
     def __del__(self):
         cdef address_t address = self.address
-        # A finalizer that ran before this one may have kept a reference: the buffer is there, its memory is not.
+        # A finalizer that ran before this one may have kept a reference: then the buffer exists, and its memory does
+        # not.
         self.finalized = self.closed = True
         self.address = 0
         if self.whole is not None:
@@ -191,7 +193,7 @@ cdef class Buffer:
                 self.give_back(address)
 
     cdef void give_back_at_the_end(self, address_t address) noexcept:
-        """As far as it can be done without modules that are gone; the process's end does the rest."""
+        """Free as much as is possible without modules that are gone; the end of the process does the rest."""
         try:
             self.give_back(address)
         except Exception:
@@ -213,17 +215,17 @@ cdef class Buffer:
         self.close()
 
     def close(self) -> None:
-        """Give the block back now, in stream order, instead of with the last reference; a second time does nothing.
+        """Free the block now, in stream order, instead of with the last reference. A second call does nothing.
 
-        A slice lets go of what it is a part of. Raises BufferError while arrays, DLPack capsules or slices see the
-        memory (`__cuda_array_interface__` leaves no trace, so who got it that way is not known).
+        A slice drops its reference to the buffer of which it is a part. Raises BufferError while arrays, DLPack
+        capsules or slices use the memory (`__cuda_array_interface__` leaves no trace, so its consumers are not known).
         """
         cdef address_t address = self.address
         if self.closed:
             return
         if self.views != 0:
             raise BufferError(
-                f"{self!r} cannot be closed: {self.views} arrays, DLPack capsules or slices see its memory; drop them "
+                f"{self!r} cannot be closed: {self.views} arrays, DLPack capsules or slices use its memory; drop them "
                 "first")
         self.closed = True
         self.address = 0
@@ -235,11 +237,11 @@ cdef class Buffer:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, so that it has no memory any more."""
+        """Whether it was closed, and so has no memory."""
         return self.closed
 
     def __getitem__(self, part: slice) -> Buffer:
-        """The bytes from `start` to `stop`, as a buffer that keeps this one's block alive.
+        """Return the bytes from `start` to `stop` as a buffer that keeps this one's block alive.
 
         Raises TypeError for a single index (`memoryview(buffer)` reads bytes), ValueError for a step.
         """
@@ -249,7 +251,7 @@ cdef class Buffer:
             raise TypeError("a Buffer takes slices, buffer[start:stop]; read single bytes through memoryview(buffer)")
         start, stop, step = part.indices(self.size)
         if step != 1:
-            raise ValueError(f"a slice of a Buffer cannot have a step of {step}; view it as an array to do that")
+            raise ValueError(f"a slice of a Buffer cannot have a step of {step}; view it as an array instead")
         piece = Buffer(self.allocator, 0, 0, self.stream)
         piece.size = max(stop - start, 0)
         piece.whole = self if self.whole is None else self.whole
@@ -259,7 +261,7 @@ cdef class Buffer:
 
     def __len__(self) -> int:
         if self.size > <bytes_t> INT64_MAX:
-            raise OverflowError(f"{self!r} has more bytes than a length can be in Python; its `size` says how many")
+            raise OverflowError(f"{self!r} has more bytes than a Python length can express; use its `size`")
         return self.size
 
     def __repr__(self):
@@ -269,15 +271,15 @@ cdef class Buffer:
 
     @property
     def allocator(self) -> DeviceAllocator | HostMemory:
-        """The allocator that the block is of, and goes back to."""
+        """Allocator that owns the block, to which the block returns."""
         return self.allocator
 
     @property
     def address(self) -> int:
-        """Where its memory starts; 0 for a buffer of 0 bytes.
+        """Start of the memory; 0 for a buffer of 0 bytes.
 
-        Raises RequestError if it is closed, or its block has ended: its pool was restored to a state that does not have
-        it.
+        Raises RequestError if the buffer is closed, or if its block has ended because its pool was restored to a state
+        without that block.
         """
         self.check_block()
         return self.address
@@ -285,28 +287,28 @@ cdef class Buffer:
     cdef int check_block(self) except -1:
         if self.finalized:
             raise RequestError(
-                f"{self!r} was freed when its last reference went; a finalizer has made another one since, too late")
+                f"{self!r} was freed when its last reference was dropped; a finalizer made a new reference too late")
         if self.closed:
-            raise RequestError(f"{self!r} was closed, and has no memory any more")
+            raise RequestError(f"{self!r} was closed, and no longer has memory")
         if not self.has_block():
             raise RequestError(
-                f"{self!r} has no block any more: its pool was restored to a state in which it had none")
+                f"{self!r} no longer has a block: its pool was restored to a state without that block")
         return 0
 
     @property
     def block(self) -> int:
-        """Where the block starts that its memory lies in: for a slice, that of the buffer it is a part of."""
+        """Start of the block that contains the memory; for a slice, of the block of the buffer that it is a part of."""
         self.check_block()
         return self.address if self.whole is None else self.whole.address
 
     @property
     def size(self) -> int:
-        """How many bytes were asked for."""
+        """Number of bytes requested."""
         return self.size
 
     @property
     def stream(self) -> Stream | int:
-        """The stream that it was asked for on, as it was given."""
+        """Stream of the request, as the caller passed it."""
         return self.stream
 
     def record_stream(self, stream: Stream | int) -> None:
@@ -349,10 +351,10 @@ cdef class Buffer:
         self.views -= 1
 
     cdef int check_memory(self) except -1:
-        """Raises unless others may look at the memory: it may have been freed by its address."""
+        """Raise unless other code may see the memory, which may have been freed by its address."""
         self.check_block()
         if self.size > <bytes_t> INT64_MAX:
-            raise BufferError(f"{self!r} has more bytes than others can count; look at a slice of it")
+            raise BufferError(f"{self!r} has more bytes than the buffer protocol can express; use a slice of it")
         if self.address != 0 and isinstance(self.allocator, AllocatorBase):
             require_extent(self.allocator, self.address, self.size)
         elif self.address != 0 and isinstance(self.allocator, HostMemory):
@@ -360,7 +362,10 @@ cdef class Buffer:
         return 0
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """(kind, index) of the device, as DLPack numbers them. Raises BufferError for one that DLPack does not know."""
+        """Return (kind, index) of the device in DLPack's numbering.
+
+        Raises BufferError for a device unknown to DLPack.
+        """
         if self.is_host():
             return DL_CPU, 0
         if self.is_cuda():
@@ -375,14 +380,14 @@ cdef class Buffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
+        """Return the memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
         cdef Exported* exported
         cdef ExportedVersioned* versioned
         self.check_block()
         kind, index = self.__dlpack_device__()
         self.check_memory()
         if copy or (dl_device is not None and tuple(dl_device) != (kind, index)):
-            raise BufferError("a Buffer is handed over by DLPack as it is; a copy or another device is not supported")
+            raise BufferError("DLPack exports a Buffer as it is; a copy or another device is not supported")
         if takes_versions(max_version):
             versioned = <ExportedVersioned*> calloc(1, sizeof(ExportedVersioned))
             if versioned == NULL:
@@ -406,7 +411,7 @@ cdef class Buffer:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The memory as other CUDA libraries read it; AttributeError unless it is CUDA memory."""
+        """The memory in the form that other CUDA libraries read. Raises AttributeError unless it is CUDA memory."""
         if not self.is_cuda():
             raise AttributeError(f"memory of {self.device_name()} is not CUDA memory")
         self.check_memory()
@@ -417,7 +422,7 @@ cdef class Buffer:
             "data": (self.address, False),
             "version": 3,
             "strides": None,
-            # 0 is not allowed there; 1 is the legacy default stream.
+            # 0 is not allowed there; 1 means the legacy default stream.
             "stream": handle or 1,
         }
 
@@ -430,8 +435,8 @@ cdef bint free_buffer(object given, object allocator) except -1:
     if buffer.closed:
         raise AddressError(f"{buffer!r} was freed already", 0)
     if buffer.allocator is not allocator:
-        raise AddressError(f"{buffer!r} is not of this allocator; free it with its own: buffer.close()", buffer.address)
+        raise AddressError(f"{buffer!r} belongs to another allocator; free it with buffer.close()", buffer.address)
     if buffer.whole is not None:
-        raise AddressError(f"{buffer!r} is a slice; free the buffer that it is a part of", buffer.address)
+        raise AddressError(f"{buffer!r} is a slice; free the buffer of which it is a part", buffer.address)
     buffer.close()
     return True

@@ -1,18 +1,18 @@
-"""Graph capture: work kept instead of run, with memory that stays where it is for as long as the graph lives.
+"""Graph capture: records work instead of running it, with memory that stays in place as long as the graph lives.
 
     with allotment.capture(stream) as graph:
         ...                     # work on `stream`, and on streams that wait for it; requests on them
     graph.replay()              # the same work on the same addresses
 
-Inside, `stream` is the calling thread's current stream, so a request that names no stream is for it. Requests of
-capturing streams are served from the graph's pool, and from nowhere else; all others go on as before. What is freed
-inside is reused inside, and by later captures that share the pool. The pool's memory is given back when the last graph
-that uses it is reset.
+Inside, `stream` is the calling thread's current stream, so a request that names no stream is for it. The graph's pool,
+and nothing else, serves requests of capturing streams; all other requests go on as before. Memory freed inside is
+reused inside, and by later captures that share the pool. The pool's memory is released when the last graph that uses it
+is reset.
 
-Each allocator on the device serves such requests from a pool of its own, with the same id: also one that is made
-meanwhile.
+Each allocator on the device serves such requests from its own pool, all with the same id. That includes allocators made
+during the capture.
 
-With `backend:cudaMallocAsync` there is no such pool: the device makes the memory a part of the graph itself.
+With `backend:cudaMallocAsync` there is no such pool: the device makes the memory a part of the graph.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from allotment.errors import AllotmentError, CaptureError, DeviceError, PoolErro
 
 
 class Graph:
-    """Captured work, and a use of the pool that its memory is in; `capture` makes one.
+    """Captured work, and a use of the pool that holds its memory. `capture` makes one.
 
-    Attributes: `allocator`, `stream` that it was captured on, and `pool`, the id of its pool. Other allocators on the
-    device that served requests of the capture have a pool with the same id. It may be replayed from several threads;
-    each replay is work on one stream.
+    Attributes: `allocator`; `stream`, on which it was captured; and `pool`, the id of its pool. Other allocators on the
+    device that served requests of the capture have a pool with the same id. Several threads may replay it; each replay
+    is work on one stream.
     """
 
     def __init__(self, allocator: Allocator, stream: Stream, pool: PoolId) -> None:
@@ -46,13 +46,13 @@ class Graph:
         self.stream = stream
         self.pool = pool
         self._work: DeviceGraph | None = None
-        self._holders: list[Allocator | AsyncAllocator] = []  # with a pool that this graph uses
+        self._holders: list[Allocator | AsyncAllocator] = []  # those with a pool that this graph uses
 
     def replay(self, stream: Stream | None = None) -> None:
-        """Run the captured work again, in stream order: on the stream it was captured on, or another.
+        """Run the captured work again in stream order: on the stream of the capture, or on another.
 
-        Returns at once. Raises CaptureError if there is no work: the capture failed, or the graph was reset; and
-        StreamError for a stream of another device.
+        Returns at once. Raises CaptureError if the graph has no work, because the capture failed or the graph was
+        reset; StreamError for a stream of another device.
         """
         if self._work is None:
             raise CaptureError(f"{self!r} has nothing to replay: its capture failed, or it was reset; capture it again")
@@ -68,14 +68,13 @@ class Graph:
         self._work.replay(stream)
 
     def lent(self) -> AbstractContextManager[None]:
-        """Let others have the idle memory of its pool inside `with graph.lent():`, see `Pool.lent`."""
+        """Lend the idle memory of its pool to other requests inside `with graph.lent():`, see `Pool.lent`."""
         return lent(self.allocator, self.pool)
 
     def reset(self) -> None:
-        """Forget the work and give up the memory; a second time, nothing happens.
+        """Drop the work and the use of the memory. A second call does nothing.
 
-        Blocks that are still in use keep their memory until they are freed and the cache is emptied. Raises
-        DeviceError.
+        Blocks still in use keep their memory until they are freed and the cache is emptied. Raises DeviceError.
         """
         self._work = None
         while self._holders:
@@ -91,19 +90,20 @@ class Graph:
 
     def __del__(self) -> None:
         while getattr(self, "_holders", ()):
-            with suppress(PoolError):  # collected together with the allocator, which has retired the pool already
+            with suppress(PoolError):  # collected together with the allocator, which has already retired the pool
                 self.reset()
 
 
 class capture:
-    """Keep the work given to a stream, instead of running it, until the end of the block.
+    """Record the work given to a stream, instead of running it, until the end of the block.
 
-    Inside, it is the calling thread's current stream: requests that name no stream are for it.
+    Inside, `stream` is the calling thread's current stream: requests that name no stream are for it.
 
-    `pool` is a `Pool`, a `Graph` whose pool to share, or a pool id; without one, or with (0, 0), the graph gets a pool
-    of its own. Requests on the stream are served from a pool with that id, whichever allocator on the stream's device
-    they are made to. `allocator` is the graph's own, which can lend that pool's memory: by default the pool's, else
-    the first one made on the device. Raises CaptureError; a capture that fails or is abandoned leaves nothing behind.
+    `pool` is a `Pool`, a `Graph` whose pool to share, or a pool id; without one, or with (0, 0), the graph gets its own
+    pool. A pool with that id serves requests on the stream, from whichever allocator on the stream's device they are
+    requested. `allocator` is the graph's own, which can lend that pool's memory; the default is the pool's allocator,
+    else the first one made on the device. Raises CaptureError; a capture that fails or is abandoned leaves nothing
+    behind.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class capture:
             allocator = pool.allocator if isinstance(pool, Pool | Graph) else allocator_on(stream.device)
         if allocator is None:
             raise CaptureError(
-                f"{stream!r} cannot be captured: no allocator was made on its device; name one with allocator="
+                f"{stream!r} cannot be captured: its device has no allocator; name one with allocator="
             )
         if getattr(allocator, "device", None) is not stream.device:
             raise CaptureError(
@@ -138,7 +138,7 @@ class capture:
         self._forget_steps()
 
     def _forget_steps(self) -> None:
-        """Nothing is begun. Each list is filled by `noted`, so that `_abandon` knows what there is to end."""
+        """Clear the lists of steps begun. `noted` fills each list, so that `_abandon` knows which steps to end."""
         self._begun: list[Stream] = []
         self._entered: list[Stream] = []
         self._left: list[Stream] = []
@@ -163,7 +163,7 @@ class capture:
             raise
 
     def route(self, allocator: Allocator | AsyncAllocator) -> None:
-        """Serve an allocator's requests of this capture from a pool with its id."""
+        """Serve an allocator's requests of this capture from a pool with the capture's id."""
         if allocator not in self._routed:
             noted(self._routed, allocator, allocator.pools.begin_allocate_to_pool, self._id, capture=self._capture_id)
 
@@ -178,7 +178,7 @@ class capture:
         except DeviceError as refused:
             self._abandon()
             raise CaptureError(f"the capture could not be ended: {refused}") from refused
-        except BaseException:  # an interrupt
+        except BaseException:  # such as an interrupt
             self._abandon()
             raise
 
@@ -187,7 +187,7 @@ class capture:
             noted(self._left, self._stream, self._stream.__exit__, None, None, None)
 
     def _keep_work(self) -> None:
-        """End the capture; its work, and a use of each pool that has memory of it, are the graph's."""
+        """End the capture and give the graph its work, and a use of each pool that holds memory of it."""
         self._leave_stream()
         self._end_routing()
         for allocator in self._routed:
@@ -198,12 +198,12 @@ class capture:
         self._graph._work = work
 
     def _abandon(self) -> None:
-        """Leave nothing behind, however far it has come."""
+        """Leave nothing behind, however far the capture has come."""
         self._leave_stream()
         if not self._begun:
             return
         self._end_routing()
-        with suppress(AllotmentError):  # it was broken already, or has ended
+        with suppress(AllotmentError):  # it was invalidated, or has ended
             end_capture(self._stream.device, self._stream)
         self._end_routes(None)
         self._graph.reset()
@@ -211,11 +211,11 @@ class capture:
     def _end_routing(self) -> None:
         capture_has_ended(self._stream)
         end_routing(self._stream.device, self)
-        # One that was closed meanwhile has given up its pools.
+        # An allocator that was closed meanwhile has ended its use of its pools.
         self._routed = [known for known in self._routed if known is self._allocator or not known.closed]
 
     def _end_routes(self, holders: list[Allocator | AsyncAllocator] | None) -> None:
-        """End every route that is left, even if one fails; allocators with memory go to `holders`, if given."""
+        """End every remaining route, even if one fails; add allocators with memory to `holders`, if given."""
         failures = []
         kept = []
         for allocator in reversed(self._routed):  # the graph's own last: postponed frees wait for the last route

@@ -1,4 +1,4 @@
-"""The allocator that a device's users share unless they were handed one of their own."""
+"""The allocator that all users of a device share, unless they pass their own."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from allotment._core.contract.table import Device
     from allotment._settings import Settings
 
-_lock = fork_safe_lock()  # an allocator made under it notes itself
+_lock = fork_safe_lock()  # reentrant: an allocator made under it registers itself
 _shared: dict[str, DeviceAllocator] = {}
 _first_on: WeakKeyDictionary[Device, ref[Allocator]] = WeakKeyDictionary()
 _holders: WeakSet[Any] = WeakSet()
 _allocators: WeakSet[Any] = WeakSet()
-_captures: WeakKeyDictionary[Device, list[Any]] = WeakKeyDictionary()  # going on; each has `route(allocator)`
+_captures: WeakKeyDictionary[Device, list[Any]] = WeakKeyDictionary()  # in progress; each has `route(allocator)`
 
 
 # "| Any": to type checkers it is an Allocator, which it nearly always is, and may be used as another kind too.
 def current(device: str = "host", *, settings: str | Settings | None = None) -> Allocator | Any:
-    """The shared allocator of a device: what `make_allocator` makes at first use, unless another was put in its place.
+    """Return the shared allocator of a device: one that `make_allocator` makes on first use, unless it was replaced.
 
-    `settings` are for the one that is made; what is there already keeps its own. `Allocator(device)` makes one of
-    your own instead. Raises RequestError for a name that is not a device's, and what `make_allocator` raises. Safe to
-    call from several threads: all get the same one.
+    `settings` apply to an allocator that this call makes; an existing one keeps its own. To make an allocator of your
+    own, call `Allocator(device)`. Raises RequestError for an unknown device name, and what `make_allocator` raises.
+    Safe to call from several threads: all get the same allocator.
     """
     from allotment._allocators.make import make_allocator
 
@@ -44,33 +44,33 @@ def current(device: str = "host", *, settings: str | Settings | None = None) -> 
 
 
 def _with_version_of_torch(settings: str | Settings | None) -> Settings:
-    """What is asked for, by the rules of the PyTorch that is installed unless other ones are asked for too."""
+    """Return the settings, with the rules of the installed PyTorch unless they name others."""
     compat = installed_version() or NEWEST
     return from_environment(compat=compat) if settings is None else settings_of(settings, compat=compat)
 
 
 def current_caching(device: str = "host", *, settings: str | Settings | None = None) -> Allocator:
-    """`current`, for those who need what a caching allocator alone has: tenants, entry points, pools.
+    """Return `current`, for code that needs what only a caching allocator has: tenants, entry points, pools.
 
-    Raises UnsupportedError if an allocator of another kind was put in its place.
+    Raises UnsupportedError if the current allocator is of another kind.
     """
     from allotment._allocators.caching.allocator import Allocator
 
     found = current(device, settings=settings)
     if not isinstance(found, Allocator):
         raise UnsupportedError(
-            f"{found!r} is the current allocator of {device}, and a caching one is needed here: hand over an Allocator"
+            f"{found!r} is the current allocator of {device}, but a caching one is needed here: pass an Allocator"
         )
     return found
 
 
 def shared_name(device: str) -> str:
-    """The name that a device's allocator is kept under. Raises RequestError for an unknown device."""
+    """Return the name under which a device's allocator is stored. Raises RequestError for an unknown device."""
     return device if device in _shared else device_name(device)
 
 
 def install(name: str, allocator: DeviceAllocator) -> None:
-    """Share `allocator` under a name, whose present allocator must not be initialized."""
+    """Share `allocator` under a name. The name's present allocator must not be initialized."""
     with _lock:
         present = _shared.get(name)
         if present is not None and getattr(present, "initialized", True):
@@ -82,25 +82,25 @@ def install(name: str, allocator: DeviceAllocator) -> None:
 
 
 def note_holder(holder: Any) -> None:
-    """Remember who can tell about memory of a device: `device`, `_block_around(address)`."""
+    """Register an object that can look up memory of a device: it has `device` and `_block_around(address)`."""
     with _lock:
         _holders.add(holder)
 
 
 def holders_on(device: Device) -> list[Any]:
-    """Those that hold memory of a device."""
+    """Return the registered objects that hold memory of a device."""
     with _lock:
         return [holder for holder in _holders if holder.device is device]
 
 
 def all_holders() -> list[Any]:
-    """Those that hold memory of any device."""
+    """Return the registered objects of all devices."""
     with _lock:
         return list(_holders)
 
 
 def all_allocators() -> list[Any]:
-    """The allocators of this process that keep caches, or leave that to the device; not pinned or plugged memory."""
+    """Return this process's allocators that cache, or whose device caches; not pinned or plugged memory."""
     with _lock:
         return list(_allocators)
 
@@ -119,19 +119,19 @@ def note_allocator(allocator: Allocator) -> None:
 
 
 def begin_routing(device: Device, capture: Any) -> None:
-    """Tell a capture of allocators that are made on a device, by `route(allocator)`, until `end_routing`."""
+    """Report allocators that are made on a device to a capture, by `route(allocator)`, until `end_routing`."""
     with _lock:
         _captures.setdefault(device, []).append(capture)
 
 
 def end_routing(device: Device, capture: Any) -> None:
-    """Tell it no more."""
+    """Stop reporting to a capture."""
     with _lock:
         if capture in _captures.get(device, ()):
             _captures[device].remove(capture)
 
 
 def allocator_on(device: Device) -> Allocator | None:
-    """The first allocator made on this device object, while it lives."""
+    """Return the first allocator made on this device object, while it lives."""
     known = _first_on.get(device)
     return known() if known is not None else None

@@ -1,4 +1,4 @@
-"""Writing a file so that whoever reads it finds the old content or the new, and never a part."""
+"""Writes a file so that a reader finds the old content or the new, and never a part."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _numbers = itertools.count()
 
 @contextmanager
 def replaced(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of the one at `path` when it is complete.
+    """Return a file to write, which replaces the one at `path` when it is complete.
 
-    If anything fails, what was there before is still there. An OSError names `path`. What is not a plain file, such
-    as a pipe, is written as it is.
+    If anything fails, the previous file is still there. An OSError names `path`. A path that is not a plain file, such
+    as a pipe, is written directly.
     """
     given = os.fspath(path)
     place = os.path.realpath(given)

@@ -1,6 +1,6 @@
-"""Which class serves: the settings say.
+"""Makes an allocator of the class that the settings ask for.
 
-Compiled, so that a warning that a class gives of its settings points at the caller.
+Compiled, so that a warning about a class's settings points at the caller.
 """
 
 from allotment import _settings as config
@@ -11,13 +11,13 @@ from allotment._allocators.stream_ordered.allocator import AsyncAllocator
 def make_allocator(
     device: str | Device = "host", *, settings: str | Settings | None = None, limit: int | str | None = None
 ) -> Allocator | AsyncAllocator:
-    """An allocator of the class that the settings ask for: an `Allocator`, or an `AsyncAllocator`.
+    """Return an allocator of the class that the settings ask for: an `Allocator`, or an `AsyncAllocator`.
 
     "backend:cudaMallocAsync" asks for the second, everything else for the first.
 
-    The arguments are those of the classes; without `settings` the environment variable ALLOTMENT_CONF is asked.
-    Raises SettingsError, RequestError for a name that is not a device's, UnsupportedError if the device has no pool
-    of its own, DeviceError.
+    The arguments are those of the classes; the default of `settings` is the environment variable ALLOTMENT_CONF. Raises
+    SettingsError, RequestError for an unknown device name, UnsupportedError if the device has no pool of its own, and
+    DeviceError.
     """
     settings = config.from_environment() if settings is None else config.settings_of(settings)
     kind = AsyncAllocator if settings.backend == "cudaMallocAsync" else Allocator

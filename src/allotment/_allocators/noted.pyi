@@ -4,4 +4,4 @@ from collections.abc import Callable
 from typing import Any
 
 def noted(kept: list[Any], item: Any, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """Call a compiled function, and append `item` to `kept` if it succeeds; gives what it returned."""
+    """Call a compiled function, and append `item` to `kept` if it succeeds; return the function's result."""

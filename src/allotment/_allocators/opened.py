@@ -1,4 +1,4 @@
-"""Other processes' blocks as buffers."""
+"""Opens other processes' blocks as buffers."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ __all__ = ["open_shared", "open_shared_torch"]
 
 
 def open_shared(handle: SharedHandle, *, stream: Stream | int = 0) -> Buffer:
-    """The block that another process has shared, as a buffer of this one: the same memory, no copy.
+    """Return the block that another process has shared as a buffer of this process: the same memory, no copy.
 
-    Closed with the buffer, or with its last reference, or with the process: then its owner may reuse it, once the
-    streams that used it here are done (`stream`, and those given to `Buffer.record_stream`). `stream` waits for what
-    the owner's streams had to do when it shared; on host memory without a `Stream`, the call itself waits. Opened
-    twice, it has one address. A child of fork does not have it.
+    It is closed with the buffer, or with its last reference, or with the process. Then its owner may reuse it, once the
+    streams that used it here are done (`stream`, and those passed to `Buffer.record_stream`). `stream` waits for the
+    work of the owner's streams at the time of sharing; on host memory without a `Stream`, the call itself waits. A
+    block opened twice has one address. A child of fork does not have it.
 
-    Raises SharingError, whose `reason` says why it cannot be opened, DeviceError, also if the owner is short of
-    descriptors, OSError if this process is, UnsupportedError on systems other than Linux. Safe to call from several
+    Raises SharingError, whose `reason` says why it cannot be opened; DeviceError, also if the owner is short of
+    descriptors; OSError if this process is; UnsupportedError on systems other than Linux. Safe to call from several
     threads.
     """
     return _open(handle, 0, stream)
 
 
 def open_shared_torch(handle: bytes, offset: int, size: int, *, device: str | Device = "cuda") -> Buffer:
-    """The `size` bytes that lie `offset` bytes into what PyTorch's handle opens: one of `share_torch`, or of PyTorch.
+    """Return `size` bytes at `offset` in what PyTorch's handle opens: a handle from `share_torch` or from PyTorch.
 
-    `device` is where the memory is. The same handle opened twice is one mapping. Whoever sent it keeps the memory
-    alive: these handles hold nothing. Raises SharingError for bytes that are not such a handle, or whose process is
-    gone; UnsupportedError where the system does not hand out descriptors of other processes; OSError if this process is
-    short of descriptors; SizeError for a place outside of it.
+    `device` is where the memory is. The same handle opened twice is one mapping. Its sender keeps the memory alive:
+    these handles hold nothing. Raises SharingError for bytes that are not such a handle, or whose process is gone;
+    UnsupportedError where the system does not pass descriptors between processes; OSError if this process is short of
+    descriptors; SizeError for a place outside of it.
     """
     found = open_device(device, shareable=True) if isinstance(device, str) else device
     opened, address = _open_torch(handle, offset, size, found)
@@ -47,10 +47,10 @@ def open_shared_torch(handle: bytes, offset: int, size: int, *, device: str | De
 
 
 def shared_form(buffer: Buffer, hold: float) -> tuple[Any, ...]:
-    """How a buffer is pickled that travels as the same memory. Raises what `Allocator.share` raises."""
+    """Return the pickled form of a buffer that is sent as the same memory. Raises what `Allocator.share` raises."""
     sharing = getattr(
         buffer.allocator, "sharing", buffer.allocator
-    )  # a block that was opened here is sent on by itself
+    )  # a block that was opened here has its own handle
     send = getattr(sharing, "_send_block", None)
     if send is None or len(buffer) == 0:
         raise UnsupportedError(f"{buffer!r} cannot be shared with another process", operation="share")
@@ -59,7 +59,7 @@ def shared_form(buffer: Buffer, hold: float) -> tuple[Any, ...]:
 
 
 def _received(handle: SharedHandle, number: int, start: int, size: int) -> Buffer:
-    """The part of a block that was sent. The owner holds it for this one receiver, until now."""
+    """Return the part of a block that was sent. The owner holds it for this one receiver until now."""
     buffer = _open(handle, number, 0)
     return buffer if (start, size) == (0, len(buffer)) else buffer[start : start + size]
 
@@ -83,9 +83,9 @@ def _open_torch(data: bytes, offset: int, size: int, device: Device) -> tuple[im
     handle = torch_form.read(data)
     whole = handle.page * len(handle.handles)
     if offset < 0 or size < 0 or (whole and offset + size > whole):
-        raise SizeError(f"{size} bytes from {offset} on are not in what the handle opens", size)
+        raise SizeError(f"{size} bytes from {offset} on are outside the memory that the handle opens", size)
     if handle.process == os.getpid():
-        raise SharingError("the handle is of this process, whose memory need not be opened", reason="foreign")
+        raise SharingError("the handle belongs to this process, which need not open its own memory", reason="foreign")
     descriptors = torch_form.fetch_descriptors(handle) if handle.way == device_calls.DESCRIPTOR else []
     try:
         return importer.open_foreign(bytes(data), handle, descriptors, offset, size, device)

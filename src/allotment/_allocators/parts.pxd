@@ -1,9 +1,9 @@
-"""What belongs together on an allocator, as a small object of its own: `allocator.limits`, `allocator.sharing`, ...
+"""Operations of an allocator that belong together, as small objects: `allocator.limits`, `allocator.sharing`, ...
 
-A part is a view, made at each access, that holds its allocator. All state is the allocator's. So the two never form a
-reference cycle, and an allocator ends as soon as its last user lets it go.
+A part is a view, made at each access, that holds its allocator. The allocator holds all state. So the two never form a
+reference cycle, and an allocator ends as soon as its last reference is dropped.
 
-The parts here are those that several kinds of allocators have. A kind that needs more derives its own, and a kind that
+The parts here are those that several kinds of allocators have. A kind that needs more derives its own part; a kind that
 cannot do something does not have that part.
 """
 

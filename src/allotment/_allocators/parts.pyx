@@ -23,7 +23,7 @@ cdef class Part:
 
     @property
     def allocator(self) -> Any:
-        """The allocator that this is a part of."""
+        """Allocator that this is a part of."""
         return self.whole
 
 
@@ -34,10 +34,10 @@ cdef class BasicLimits(Part):
 
     @property
     def memory_fraction(self) -> float:
-        """The limit as a part of the device's memory, from 0.0 to 1.0; 1.0 is no limit.
+        """The limit as a fraction of the device's memory, from 0.0 to 1.0; 1.0 means no limit.
 
-        Setting it raises RequestError for a number that is not between them, UnsupportedError if the device cannot
-        tell how much memory it has.
+        Setting it raises RequestError for any other number, UnsupportedError if the device does not report its memory
+        size.
         """
         return self.whole.fraction()
 
@@ -52,16 +52,19 @@ cdef class ObservedLimits(BasicLimits):
     """
 
     def attach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
-        """Call `observer(facts)` before an OutOfMemoryError is raised, with its OutOfMemoryFacts, until it is detached.
+        """Call `observer(facts)` with the OutOfMemoryFacts before an OutOfMemoryError is raised, until it is detached.
 
-        It runs on the thread whose request failed, without any lock held, and may use the allocator. What it raises is
-        reported through `sys.unraisablehook`; the request still ends with its OutOfMemoryError. Raises TypeError for
-        what cannot be called.
+        It runs on the thread whose request failed, without any lock held, and may use the allocator.
+        `sys.unraisablehook` gets its exceptions; the request still ends with its OutOfMemoryError. Raises TypeError if
+        it is not callable.
         """
         self.whole.observers.append(read_callable(observer, "an observer"))
 
     def detach_out_of_memory_observer(self, observer: Callable[[OutOfMemoryFacts], None]) -> None:
-        """Call an observer no more. Attached twice, it is called once from now on. Raises RequestError if it is not."""
+        """Stop calling an observer.
+
+        One attached twice is called once from now on. Raises RequestError if it is not attached.
+        """
         try:
             self.whole.observers.remove(observer)
         except ValueError:
@@ -75,11 +78,11 @@ cdef class BasicSharing(Part):
     """
 
     def enable_peer_access(self, peer: int) -> None:
-        """Let the device of index `peer` touch this allocator's memory, also what it gets later.
+        """Let the device of index `peer` access this allocator's memory, including memory that it gets later.
 
-        Also memory of other processes that is open on this device (`open_shared`). Does nothing for this device's own
-        index. Raises RequestError for an index that no device has, UnsupportedError if the device has no peers,
-        DeviceError.
+        That includes memory of other processes that is open on this device (`open_shared`). Does nothing for this
+        device's own index. Raises RequestError for an index that no device has, UnsupportedError if the device has no
+        peers, and DeviceError.
         """
         cdef device_t other = read_device_index(peer, self.whole.device)
         if peer is None:
@@ -101,13 +104,13 @@ cdef class BasicInspection(Part):
     """
 
     def nested_stats(self) -> dict[str, Any]:
-        """All counters, by metric, size class and kind: nested["allocated_bytes"]["all"]["current"].
+        """Return all counters, by metric, size class and kind: nested["allocated_bytes"]["all"]["current"].
 
-        `stats` has them flattened. Takes the allocator's lock for a moment, or asks the device where the device counts.
-        Raises DeviceError. Safe to call from several threads.
+        `stats` has them flattened. Briefly holds the allocator's lock, or calls the device if the device counts. Raises
+        DeviceError. Safe to call from several threads.
         """
         return self.whole.counters()
 
     def summary(self, abbreviated: bool = False) -> str:
-        """The counters as a boxed table for people; `abbreviated` leaves out the rows by size class."""
+        """Return the counters as a boxed table for people; `abbreviated` omits the rows by size class."""
         return texts.memory_summary(self.whole.stats(), self.whole.device.name, abbreviated=abbreviated)

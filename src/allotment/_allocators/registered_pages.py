@@ -1,4 +1,4 @@
-"""Ordinary pages that are pinned where they are: on a NUMA node if one is named, touched by several threads."""
+"""Ordinary pages, pinned in place: on a NUMA node if one is named, touched by several threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 class RegisteredPages:
-    """Where segments of registered pages come from, and which there are.
+    """Source of segments of registered pages, and a record of them.
 
     `device` has `register_host(address, size)` and `unregister_host(address)`. Raises RequestError for a node that the
     machine does not have.
@@ -35,12 +35,12 @@ class RegisteredPages:
         self._segments: dict[int, mmap.mmap] = {}
 
     def obtain(self, size: int) -> int:
-        """Address of `size` bytes. Raises MemoryError, and what the device raises."""
+        """Return the address of `size` bytes. Raises MemoryError, and what the device raises."""
         try:
             pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"no memory for {size} bytes to pin: {error}") from error
-        with suppress(AttributeError, OSError):  # large ones are found and pinned sooner, where the system has any
+        with suppress(AttributeError, OSError):  # large pages are mapped and pinned faster, where the system has any
             pages.madvise(mmap.MADV_HUGEPAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         if self._numa_node is not None:
@@ -49,13 +49,14 @@ class RegisteredPages:
         if len(slices) > 1:
             with ThreadPoolExecutor(len(slices)) as pool:
                 list(pool.map(lambda piece: _touch(*piece), slices))
-        # All at once, though PyTorch does this too by slices: the driver refuses a copy that spans two registrations.
+        # The whole segment at once, though PyTorch registers slices: the driver refuses a copy that spans two
+        # registrations.
         self._device.register_host(address, size)
         self._segments[address] = pages
         return address
 
     def release(self, address: int) -> bool:
-        """Give a segment back; False if it is not from here."""
+        """Free a segment; return False if it did not come from here."""
         if address not in self._segments:
             return False
         self._device.unregister_host(address)
@@ -64,7 +65,7 @@ class RegisteredPages:
 
 
 def _slices(address: int, size: int, threads: int) -> list[tuple[int, int]]:
-    """(start, size) of the parts that threads do, whole pages each; one if there is less than a page for each."""
+    """Return (start, size) of a part for each thread, in whole pages; one part if each would be below a page."""
     if threads == 1 or size < _PAGE * threads:
         return [(address, size)]
     part = -(-size // threads // _PAGE) * _PAGE
@@ -72,7 +73,7 @@ def _slices(address: int, size: int, threads: int) -> list[tuple[int, int]]:
 
 
 def _touch(address: int, size: int) -> None:
-    """Have the system find the pages; a function of C, so that threads do it side by side."""
+    """Make the system map the pages, through a C function, so that threads run in parallel."""
     ctypes.memset(address, 0, size)
 
 

@@ -1,4 +1,4 @@
-"""Which allocator is responsible for a device: the interface that all of them share, and the rules of changing it."""
+"""Which allocator is responsible for a device: the interface that all allocators share, and how to replace one."""
 
 from __future__ import annotations
 
@@ -20,28 +20,31 @@ __all__ = ["DeviceAllocator", "change_current_allocator", "get_device_allocator"
 
 @runtime_checkable
 class DeviceAllocator(Protocol):
-    """The operations that every device's allocator has: `Allocator`, `PluggableAllocator`, or a class of your own.
+    """The operations of every device's allocator: `Allocator`, `PluggableAllocator`, or your own class.
 
-    Your class may derive from this one or just have all of its members. Every member is abstract: Python refuses to
-    make an object of a derived class that lacks one.
+    Your class may derive from this one or only have all of its members. Every member is abstract: Python refuses to
+    create an object of a derived class that lacks one.
     """
 
     @property
     @abstractmethod
     def device(self) -> Device:
-        """The device whose memory this is."""
+        """Device that owns the memory."""
 
     @abstractmethod
     def malloc(self, size: int, stream: Stream | int | None = None) -> int:
-        """Address of `size` bytes for work on `stream`, by default the current one. Raises OutOfMemoryError."""
+        """Return the address of `size` bytes for work on `stream`, by default the current one.
+
+        Raises OutOfMemoryError.
+        """
 
     @abstractmethod
     def free(self, address: Any, /) -> None:
-        """Give a block back, by its address. Raises AddressError for what is not a live block's start."""
+        """Free a block by its address. Raises AddressError for an address that is not the start of a live block."""
 
     @abstractmethod
     def empty(self, size: int, stream: Stream | int | None = None) -> Buffer:
-        """A buffer of `size` bytes that frees itself."""
+        """Return a buffer of `size` bytes that frees itself."""
 
     @abstractmethod
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
@@ -49,23 +52,23 @@ class DeviceAllocator(Protocol):
 
     @abstractmethod
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
-        """Give unused cached memory back to the device; that of a pool in use may stay."""
+        """Return unused cached memory to the device; memory of a pool in use may stay."""
 
     @abstractmethod
     def stats(self) -> dict[str, int]:
-        """All counters, flattened and sorted by key."""
+        """Return all counters, flattened and sorted by key."""
 
     @abstractmethod
     def reset_peak_stats(self) -> None:
-        """Let the peaks start anew from what is in use now."""
+        """Reset the peaks to the current values."""
 
     @abstractmethod
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of the device."""
+        """Return (free, total) bytes of the device."""
 
 
 def get_device_allocator(device: str) -> DeviceAllocator:
-    """The allocator that is responsible for a device ("cuda" is "cuda:0"): its current one.
+    """Return the allocator responsible for a device ("cuda" is "cuda:0"): its current one.
 
     Raises RequestError for "cpu", whose memory no device allocator manages, and for an unknown device.
     """
@@ -74,10 +77,10 @@ def get_device_allocator(device: str) -> DeviceAllocator:
 
 
 def register_device_allocator(device: str, allocator: DeviceAllocator) -> None:
-    """Make an allocator responsible for a kind of device that Allotment does not know, under a name of yours.
+    """Make an allocator responsible for a kind of device that Allotment does not know, under a name of your choice.
 
-    Raises TypeError if it is not a DeviceAllocator, RequestError if the name is that of a device which Allotment knows,
-    or has an allocator that is initialized.
+    Raises TypeError if it is not a DeviceAllocator; RequestError if Allotment knows a device with that name, or the
+    name's allocator is initialized.
     """
     _refuse_cpu("register_device_allocator", device)
     _checked(allocator)
@@ -91,11 +94,11 @@ def register_device_allocator(device: str, allocator: DeviceAllocator) -> None:
 
 
 def change_current_allocator(device: str, allocator: DeviceAllocator) -> None:
-    """Let `allocator` be what `current(device)` gives, instead of the one that would be made at its first use.
+    """Make `current(device)` return `allocator`, instead of one that is made on first use.
 
-    Possible only as long as the present one is not initialized. Allotment's own are from the start; one of your own
-    that can still be replaced says so by an attribute `initialized` that is False. Raises TypeError if it is not a
-    DeviceAllocator, RequestError otherwise.
+    Possible only while the present allocator is not initialized. Allotment's own are initialized from the start; one of
+    yours that can still be replaced has an attribute `initialized` that is False. Raises TypeError if it is not a
+    DeviceAllocator, else RequestError.
     """
     _refuse_cpu("change_current_allocator", device)
     name = shared_name(device)
@@ -121,9 +124,9 @@ def _checked(allocator: DeviceAllocator) -> DeviceAllocator:
 
 
 def _lacks(allocator: DeviceAllocator, name: str) -> bool:
-    """Whether a member is not there, set to None, or still the abstract one.
+    """Whether a member is missing, None, or still the abstract one.
 
-    Python checks for abstract members only in `object.__new__`, which a class with a compiled base never calls.
+    Python checks for abstract members only in `object.__new__`, which is never called for a class with a compiled base.
     """
     of_class = getattr(type(allocator), name, None)
     return getattr(of_class, "__isabstractmethod__", False) or getattr(allocator, name, None) is None

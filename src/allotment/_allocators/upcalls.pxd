@@ -1,20 +1,20 @@
-"""Functions of the user's, as the engine calls them: from inside, where no exception can be carried.
+"""Calls of user functions from inside the engine, which cannot carry an exception.
 
-`self` is the Python object. What it raises is reported through `sys.unraisablehook`, and the engine goes on as though
-it had said no.
+`self` is the Python object. `sys.unraisablehook` gets the object's exceptions, and the engine continues as if the
+object had returned False.
 """
 
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.records.trace cimport TraceRecord
 
-# Reports an exception that cannot be carried to the caller.
+# Reports an exception that cannot reach the caller.
 cdef void report(object exception, object who) noexcept
 
-# Where an object is in a list, by what it is and not by what it says it is equal to; -1 if it is not there.
+# Returns the index of an object in a list, by identity and not by equality; -1 if it is not there.
 cdef Py_ssize_t identity_in(list objects, object wanted) noexcept
 
 cdef class EntryTracker:
-    # A tracker that is called with whole entries, as a snapshot shows them by these rules.
+    # A tracker that is called with whole entries, as a snapshot under these rules shows them.
     cdef object tracker
     cdef object rules
     cdef int device

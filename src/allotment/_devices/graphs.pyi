@@ -33,6 +33,6 @@ def begin_capture(device: Device, stream: Stream | int) -> int:
 def end_capture(device: Device, stream: Stream | int) -> DeviceGraph:
     """End the capture of a stream and return its graph.
 
-    Raises DeviceError if a forbidden call invalidated the capture, or if a stream that joined was not joined back; the
-    capture has ended all the same.
+    Raises DeviceError if a forbidden call invalidated the capture, or if a stream that joined was not joined back; even
+    then the capture has ended.
     """

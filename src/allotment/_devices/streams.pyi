@@ -14,10 +14,10 @@ class HasDevice(Protocol):
         """The device."""
 
 def watch_streams(device: Device, watcher: Any) -> None:
-    """Tell `watcher`, as long as it lives, what streams and events of a device do: see `Sanitizer`."""
+    """Report the actions of a device's streams and events to `watcher`, as long as it lives: see `Sanitizer`."""
 
 def unwatch_streams(device: Device, watcher: Any) -> None:
-    """Stop telling it."""
+    """Stop reporting to a watcher."""
 
 class Stream:
     """Work done in order. Streams do not wait for each other unless told to (`wait`).
@@ -25,7 +25,7 @@ class Stream:
     `device` is a device, or an allocator, which stands for its device.
 
     A stream lives until `destroy`, not as long as this object: memory may have been freed on it, and an allocator knows
-    it by its handle. Work that is still running then is finished.
+    it by its handle. Work that is then still running runs to its end.
 
     Safe to use from several threads. Every method raises StreamError once the stream has been destroyed,
     UnsupportedError for what its device cannot do, and DeviceError if the device fails.
@@ -34,15 +34,15 @@ class Stream:
     def __init__(self, device: Device | HasDevice) -> None: ...
     @staticmethod
     def default(device: Device | HasDevice) -> Stream:
-        """Return the stream for work that names none; its handle is 0. It cannot be destroyed."""
+        """Return the stream for work that names no stream; its handle is 0. It cannot be destroyed."""
     @staticmethod
     def external(device: Device | HasDevice, handle: int) -> Stream:
         """Return a stream that was created elsewhere, by its handle, which is trusted. Its creator destroys it."""
     def __enter__(self) -> Stream:
         """Make it the calling thread's current stream of its device, until the `with` block ends.
 
-        Requests that name no stream use the current one. It also decides whether a request or a free is inside a graph
-        capture; without a current stream, the request's own stream decides, else the default one.
+        Requests that name no stream use the current one. The current stream also decides whether a request or a free is
+        inside a graph capture; without one, the request's own stream decides, else the default stream.
         """
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -62,12 +62,12 @@ class Stream:
         For devices that run Python functions: the host device does, others raise UnsupportedError.
 
         The next `synchronize` of this stream, or of one of its events, raises an exception of the function. Of several
-        exceptions it raises the first. `sys.unraisablehook` gets the others, and any that nobody has fetched before the
-        stream is destroyed or the interpreter ends.
+        exceptions it raises the first. `sys.unraisablehook` gets the others, and any exception that no call has raised
+        before the stream is destroyed or the interpreter ends.
 
-        The function may use the allocator: allocate, free, drop buffers, also while another thread waits for this
+        The function may use the allocator: allocate, free, drop buffers, even while another thread waits for this
         stream inside the allocator. It cannot wait for its own stream. While other streams have work, it cannot release
-        memory to the system (`empty_cache`) either: that waits for them, and they may wait for it. Both raise
+        memory to the system (`empty_cache`) either, because that waits for them, and they may wait for it. Both raise
         DeviceError.
 
         While the stream is being captured, the function is recorded instead, and runs when the graph is replayed.
@@ -77,8 +77,8 @@ class Stream:
     def synchronize(self) -> None:
         """Wait for everything submitted so far.
 
-        Raises what a submitted function raised, and DeviceError if the stream is being captured (which invalidates the
-        capture) or if a function that runs on this stream calls it.
+        Raises the exception of a submitted function. Raises DeviceError if the stream is being captured (which
+        invalidates the capture) or if a function that runs on this stream calls it.
         """
     def wait(self, event: Event) -> None:
         """Make later work of this stream wait for an event of any stream of this device. The caller does not wait.

@@ -1,12 +1,12 @@
-"""The caching allocator: requests and frees, and the engine that it holds for Python.
+"""The caching allocator: serves requests and frees from Python through its engine.
 
-What belongs together beyond that is in its parts (`history`, `pools`, `limits`, `sleep`, `sharing`, `inspection`). They
-are views: the allocator has all their state (see `parts`).
+Other operations are in its parts (`history`, `pools`, `limits`, `sleep`, `sharing`, `inspection`). Parts are views: the
+allocator holds all their state (see `parts`).
 
-The interpreter lock and the engine's lock are never waited for in a circle: code that holds the interpreter lock only
-*tries* the engine's; if that fails it lets the interpreter go first. A request that hits the cache keeps the
-interpreter lock throughout. As long as no thread can come in without that (see `interpreter_lock_suffices`), it needs
-no other lock. A request that has to ask the device takes the engine's lock and releases the interpreter lock.
+No thread waits for the engine's lock while it holds the interpreter lock. It only *tries* the engine's lock; if that
+fails, it releases the interpreter lock and then waits. A request that hits the cache keeps the interpreter lock
+throughout. As long as no thread can enter without that lock (see `interpreter_lock_suffices`), the request needs no
+other lock. A request that calls the device acquires the engine's lock and releases the interpreter lock.
 """
 
 from libc.stdint cimport uint32_t
@@ -18,46 +18,46 @@ from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread
 from allotment._core.model.model cimport Block, Engine, Failure, Request
 from allotment._core.records.history cimport gather_t
 
-cdef enum Level:                # contexts are gathered for
+cdef enum Level:                # what contexts are gathered for
     NEVER                       # nothing
-    PACED                       # nothing, but a history file is behind which requests wait
-    STATE                       # blocks, as snapshots show them
-    ALLOC                       # and entries of the history
-    EVERYTHING                  # and frees in their own right
+    PACED                       # nothing, but requests wait for a history file that is behind
+    STATE                       # blocks, for snapshots
+    ALLOC                       # and allocations in the history
+    EVERYTHING                  # and frees, with stacks of their own
 
 cdef class Allocator(AllocatorBase):
     cdef Engine* engine
     cdef int level                      # a Level
-    cdef object recorder                # gives contexts instead of Python's stack; None: there is none
-    cdef gather_t gather                # the framework's; NULL: there is none
-    cdef set recording                  # threads that are in it
-    cdef object rules                   # of the version that the settings name
+    cdef object recorder                # a function that returns stacks in place of Python's; None: none
+    cdef gather_t gather                # the framework's; NULL: none
+    cdef set recording                  # threads inside it
+    cdef object rules                   # of the PyTorch version that the settings name
     cdef dict reserve_classes           # stream -> class of expandable_segments_reserve_by_class
-    cdef Annotations profiler           # None: none is told
+    cdef Annotations profiler           # None: no profiler listens
     cdef int pointer_holders            # tables of C entry points that refer to the engine, which must outlive them
-    cdef object calm                    # a Stream that never has work: see `ready_for`; None until it is needed
-    # The address that `malloc` returned last, also as a Python int. A block that is allocated and freed again and again
-    # has the same address each time, and making the int costs as much as the allocation.
+    cdef object calm                    # a Stream that never has work (see `ready_for`); None until needed
+    # The address that `malloc` returned last, also as a Python int. A block that is allocated and freed repeatedly has
+    # the same address each time, and creating the int costs as much as the allocation.
     cdef address_t returned_address
     cdef object returned
-    cdef object sanitizer               # a Sanitizer, or None. With one, requests never take the short way
+    cdef object sanitizer               # a Sanitizer, or None. With one, requests never take the fast path
 
-    # The history's.
+    # State of `history`.
     cdef list trackers, annotations
     cdef object most_annotations
-    cdef HistoryFile file               # None: the history is kept in memory
-    cdef list ended_files               # kept where C code may look at one at any time
-    # The pools'.
-    cdef set lent                       # ids of pools that are: see `lending`
-    cdef list forgotten_pools           # (id, whether by its maker) given up from inside the engine: see `Pools.close`
-    # The limits'.
-    cdef object chain                   # a Chain; None until it has a step
-    cdef list callbacks                 # free-memory callbacks, which the engine points at
-    cdef list removed_callbacks         # that a thread may be in the middle of
-    # Sleep's.
-    cdef dict kept                      # (first, second) of each pool that sleeps -> its Contents, None if not kept
-    cdef dict paused_for                # (first, second) of those that were paused for a tenant -> its name
-    cdef set waking                     # threads that bring contents back
+    cdef HistoryFile file               # None: memory keeps the history
+    cdef list ended_files               # kept because C code may still read them
+    # State of `pools`.
+    cdef set lent                       # ids of lent pools: see `lending`
+    cdef list forgotten_pools           # (id, whether by its creator) of pools closed inside: see `Pools.close`
+    # State of `limits`.
+    cdef object handlers                # a Handlers; None until it has one
+    cdef list callbacks                 # free-memory callbacks, to which the engine refers
+    cdef list removed_callbacks         # callbacks that a thread may still be running
+    # State of `sleep`.
+    cdef dict kept                      # (first, second) of each paused pool -> its Contents; None if not kept
+    cdef dict paused_for                # (first, second) of each pool paused for a tenant -> the tenant's name
+    cdef set waking                     # threads that are copying contents back
 
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
     cdef object allocate_read(self, bytes_t size, stream_t stream, thread_t thread, uint32_t tenant)
@@ -68,7 +68,7 @@ cdef class Allocator(AllocatorBase):
     cdef object allocate_locking(self, Request* request)
     cdef address_t try_once(self, Request* request) except? 0
     cdef address_t try_quietly(self, Request* request) except? 0
-    # The rest of a request that failed: an address, or the exception. Also for callers in C
+    # The rest of a request that failed: returns an address, or raises. C callers use it too
     cdef object allocate_after_failure(self, Request* request)
     cdef bytes_t checked_size(self, object given) except? 0
     cdef int raise_out_of_memory(self, object error) except -1
@@ -83,15 +83,15 @@ cdef class Allocator(AllocatorBase):
 
     cdef int enter(self) except -1
     cdef void wait_outside(self) noexcept
-    # Around the making of Python objects inside: a collection there would run finalizers, functions of others, under
-    # the lock. What the first returns the second wants back.
+    # Call these around the creation of Python objects inside the engine: a garbage collection there would run
+    # finalizers, which are foreign code, under the lock. Pass the first function's result to the second.
     cdef bint enter_making_objects(self) except -1
     cdef void leave_making_objects(self, bint collects) noexcept
     cdef int leave(self, bint ok, const Failure* failure) except -1 nogil
     cdef object failed(self, const Failure* failure)
-    # If the cache was given back for it, unless steps of `on_out_of_memory` are asked first.
+    # Logs that the cache was released for a request; does nothing if `on_out_of_memory` handlers run first.
     cdef int log_retry(self, const Request* request, bint served) except -1
-    cdef bint has_say(self) except -1            # whether there are such steps
+    cdef bint has_handlers(self) except -1            # whether such handlers exist
 
     cdef int watch(self) except -1
     cdef object allocate_watched(self, Request* request)

@@ -26,16 +26,16 @@ class Allocator(AllocatorBase):
     """A caching allocator over one device.
 
     `device` is "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1", or a device object (a `Backend` subclass,
-    `SimulatedDevice`, ...). `settings` is a settings string or record, by default what the environment variable
-    ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB". With `sanitize` it looks for
-    races between streams and for misuse of freed memory: see `inspection`.
+    `SimulatedDevice`, ...). `settings` is a settings string or record; the default is the environment variable
+    ALLOTMENT_CONF. `limit` is the most that the allocator may reserve, in bytes or as "20GiB". With `sanitize` it
+    detects races between streams and misuse of freed memory: see `inspection`.
 
-    Safe to use from several threads; a hit in the cache keeps the interpreter lock, anything that asks the device
-    lets it go. `with allocator:` closes it at the end of the block. When it is closed, or the last reference goes, its
-    memory goes back to the device but for blocks that are still in use, which a ResourceWarning tells.
+    Safe to use from several threads. A cache hit keeps the interpreter lock; an operation that calls the device
+    releases it. `with allocator:` closes the allocator at the end of the block. When it is closed, or its last
+    reference is dropped, its memory returns to the device. Blocks in use stay, and a ResourceWarning reports them.
 
-    Raises SettingsError for settings that cannot be read or ask for another class (`make_allocator` chooses the
-    class), RequestError for a name that is not a device's, DeviceError.
+    Raises SettingsError for invalid settings or settings that ask for another class (`make_allocator` chooses the
+    class), RequestError for an unknown device name, and DeviceError.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Allocator(AllocatorBase):
     ) -> None: ...
     @property
     def history(self) -> History:
-        """What happened to its memory: recording, trackers, snapshots, leaks."""
+        """History of its memory: recording, trackers, snapshots, leaks."""
     @property
     def pools(self) -> Pools:
-        """Its private pools by id, and how requests are routed to them."""
+        """Private pools by id, and how requests are routed to them."""
     @property
     def limits(self) -> Limits:
-        """How much memory pools, tags and tenants may have, and what is called when it runs out."""
+        """Limits of pools, tags and tenants, and the functions called when memory runs out."""
     @property
     def sleep(self) -> Sleep:
-        """Tags and pools that are paused: their memory is given back while their addresses stay."""
+        """Paused tags and pools: their memory is returned to the device while their addresses stay."""
     @property
     def sharing(self) -> Sharing:
         """Blocks that other processes and devices use."""
@@ -65,86 +65,84 @@ class Allocator(AllocatorBase):
     def inspection(self) -> Inspection:
         """Figures, checks and findings, for tools and tests."""
     def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
-        """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
+        """Return the address of `size` bytes for work on `stream`, a `Stream` or its handle. Size 0 returns 0.
 
-        `size` may also be text such as "1MiB". `stream` is by default the calling thread's current one (`with stream:`,
-        `capture`), else the default one, 0. The memory is handed out in the order of that stream: work submitted to it
-        earlier may still use it.
+        `size` may also be text such as "1MiB". `stream` is by default the calling thread's current stream (`with
+        stream:`, `capture`), else the default stream, 0. Memory is allocated in the order of that stream: work
+        submitted to the stream earlier may still use it.
 
-        A hit in the cache costs little more than the call; a miss asks the device, and before memory is
-        out the cache is given back. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from
-        several threads.
+        A cache hit costs little more than the call. A miss calls the device; before it fails, the allocator releases
+        its cache. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from several threads.
         """
     def free(self, address: Buffer | int, /) -> None:
-        """Give a block back. If other streams were recorded for it, it is reused only when they are done.
+        """Free a block. If other streams are recorded for it, it is reused only when they are done.
 
-        A `Buffer` is closed. Freeing 0 does nothing. The memory stays in the cache: `empty_cache` gives it to the
-        device. Raises AddressError for anything that is not a live block's start, BufferError for a buffer that arrays
-        or slices see. Safe to call from several threads, and from a callback inside the allocator, where it is done on
-        the way out.
+        A `Buffer` is closed. Freeing 0 does nothing. The memory stays in the cache; `empty_cache` returns it to the
+        device. Raises AddressError for an address that is not the start of a live block, BufferError for a buffer that
+        arrays or slices use. Safe to call from several threads. From a callback inside the allocator, the free is done
+        when the thread leaves the allocator.
         """
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, an address or a `Buffer`: its free then waits for that work.
 
-        Costs an event at the free. Recording the stream that it was allocated on, or address 0, does nothing. Raises
+        The free then costs an event. Recording the stream of the allocation, or address 0, does nothing. Raises
         AddressError, StreamError. Safe to call from several threads.
         """
     def _empty_quarantine(self) -> bool:
-        """Let go of all that the sanitizer has kept back; whether that was anything."""
+        """Free everything that the sanitizer has kept back; return whether there was anything."""
     @property
     def _sanitizer(self) -> Sanitizer | None: ...
     def reset_peak_stats(self) -> None:
-        """Let the peaks start anew from what is in use now. Safe to call from several threads."""
+        """Reset the peaks to the current values. Safe to call from several threads."""
     def tenants(self) -> dict[str, dict[str, int]]:
-        """By name, the "blocks", "allocated_bytes" and "requested_bytes" held now; "" is what has no name.
+        """Return, by tenant name, the "blocks", "allocated_bytes" and "requested_bytes" in use; "" has the rest.
 
-        Looks at every block. Memory that was allocated while caching was off is not counted. Safe to call from several
+        Visits every block. Does not count memory that was allocated while caching was off. Safe to call from several
         threads.
         """
     def tenant(self, name: str) -> Tenant:
-        """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose.
+        """Return this allocator for a named user, so that `tenants` and snapshots show whose the blocks are.
 
-        A second call with the same name gives another object for the same tenant. Raises RequestError when there are
+        A second call with the same name returns another object for the same tenant. Raises RequestError when there are
         too many names.
         """
     def pool(
         self, *, use_on_oom: bool = False, no_split: bool = False, allocator: Any = None, placement: str | None = None
     ) -> Pool:
-        """A private pool: `with pool:` serves this thread's requests from its memory and from nowhere else.
+        """Return a private pool: inside `with pool:`, only its memory serves this thread's requests.
 
-        `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
-        `allocator` is where its segments come from: an object with allocate(size, stream) and
-        free(address, size, stream), or a PluggableAllocator; `placement` is the name of another way to divide its
-        memory than the allocator's. Raises SettingsError for a placement that is not there.
+        `use_on_oom` lends its free memory to other requests when memory is out. `no_split` serves requests with whole
+        segments. `allocator` provides its segments: an object with allocate(size, stream) and free(address, size,
+        stream), or a PluggableAllocator. `placement` names a way to divide its memory that differs from the
+        allocator's. Raises SettingsError for an unknown placement.
         """
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
-        """Give unused cached memory back to the device: that of all pools, or of one.
+        """Return unused cached memory to the device, from all pools or from one.
 
-        Blocks in use stay, and all memory of a private pool that is in use (`pool_use_count`), as in PyTorch:
-        `Pool.close` gives that back. Waits for events of blocks that other streams used, and calls the device for each
-        segment.
-        Raises PoolError for a pool that never was, DeviceError. Safe to call from several threads.
+        Blocks in use stay. So does all memory of a private pool that is in use (`pool_use_count`), as in PyTorch;
+        `Pool.close` releases that. Waits for events of blocks that other streams used, and calls the device for each
+        segment. Raises PoolError for a pool that never existed, and DeviceError. Safe to call from several threads.
         """
     def trim_to(self, size: int | str) -> int:
-        """Give cached memory back until no more than `size` bytes are reserved; gives how many bytes went.
+        """Release cached memory until at most `size` bytes are reserved; return the number of bytes released.
 
-        `size` is a number of bytes or a text such as "2GiB". What is in use stays, so more may be left. Waits and
-        raises as `empty_cache` does. Safe to call from several threads.
+        `size` is a number of bytes or a text such as "2GiB". Memory in use stays, so more may remain. Waits and raises
+        as `empty_cache` does. Safe to call from several threads.
         """
     def plan(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> Plan:
-        """What these requests would come to if they were made now, one after the other, by the calling thread.
+        """Return what would happen if the calling thread made these requests now, one after the other.
 
-        A request is a size, or a size and a stream; without one it is for the current stream. They are tried on a copy
-        of all that the allocator keeps, by the code that would serve them, so the result is exact, and nothing changes:
-        no figure, no entry of the history, no call that changes anything on the device. Rehearsed are the cache,
-        limits, pools and routes, frees whose streams are done, and everything that is tried when memory is short,
-        except free-memory callbacks. Of the device it is taken that it gives what it says is free.
+        A request is a size, or a size and a stream; without a stream it is for the current one. The requests run on a
+        copy of all that the allocator knows, through the code that would serve them. So the result is exact, and
+        nothing changes: no figure, no entry of the history, no state of the device. The rehearsal covers the cache,
+        limits, pools and routes, frees whose streams are done, and everything that the allocator tries when memory is
+        short, except free-memory callbacks. It assumes that the device provides all the memory that it reports as free.
 
-        Looks at every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where no copy can tell:
-        placement:dense, a pool with an allocator of its own, a filter that is a function, or a capture.
+        Visits every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where a copy cannot tell:
+        placement:dense, a pool with its own allocator, a filter that is a function, or a capture.
         """
     def would_fit(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> bool:
-        """Whether these requests would all be served if they were made now. See `plan`."""
+        """Return whether all of these requests would be served if they were made now. See `plan`."""
     def set_limit(
         self,
         tag: str | Pool | Tenant | None,
@@ -153,81 +151,84 @@ class Allocator(AllocatorBase):
         soft: int | str | None = ...,
         reserved: int | str | None = ...,
     ) -> None:
-        """Say how much memory a tag may have, or a pool, a tenant, or (None) the allocator as a whole.
+        """Set how much memory a tag, a pool, a tenant, or (None) the whole allocator may have.
 
-        Each is a number of bytes or a text such as "2GiB"; None, and what is not given, is no limit from now on. One of
-        them is given at least: `hard=None` removes all.
+        Each limit is a number of bytes or a text such as "2GiB". None, and an omitted argument, remove that limit. At
+        least one argument is required: `hard=None` removes all.
 
-        `hard`: requests that need more raise OutOfMemoryError, whose `facts.limited_by` says whose limit it was. Of a
-        tag or pool it counts memory that is reserved, of a tenant memory in use. `soft`: before more than this is
-        reserved, cached memory goes back, which waits for other streams; it refuses nothing. `reserved`: others leave
-        this much to be had, within the allocator's limit or the device's memory.
+        `hard`: requests that would exceed it raise OutOfMemoryError, whose `facts.limited_by` says whose limit it was.
+        For a tag or pool it counts reserved memory, for a tenant memory in use. `soft`: before the reserved memory
+        exceeds it, the allocator releases cached memory, which waits for other streams; it refuses nothing. `reserved`:
+        other users leave this much available, within the allocator's limit or the device's memory.
 
-        What is held already stays. Raises RequestError without any limit, and for a soft limit of, or memory reserved
-        for, a tenant, which shares its cache with others; PoolError for a pool that is gone; TypeError for what is none
-        of these. Safe to call from several threads.
+        Memory already held stays. Raises RequestError if no limit is given, and for a soft limit of a tenant or memory
+        reserved for a tenant, which shares its cache with others; PoolError for a pool that is gone; TypeError for any
+        other object. Safe to call from several threads.
         """
     def on_out_of_memory(self, step: Callable[[OutOfMemoryFacts], bool], *, tries: int = 1) -> Callable[[], None]:
-        """Ask `step(facts)` before a request fails for want of memory: whether it should be tried again.
+        """Call `step(facts)` before a request fails for lack of memory; its result says whether to retry the request.
 
-        Steps are asked in the order in which they were added, after all that the allocator does by itself (the cache is
-        empty then), on the thread that asked and without any lock. A step may free, pause tags, wait, and use the
-        allocator; what it asks for itself goes without steps. Each is asked `tries` times at most for one request;
-        then, or when it returns False or raises, the next has its turn, and after the last the request raises
-        OutOfMemoryError. What it raises is reported through `sys.unraisablehook`. `allotment.relief` has steps that
-        wait, spill and trim.
+        Such handlers run in the order in which they were added, after everything that the allocator does itself (the
+        cache is empty then), on the requesting thread and without any lock. A handler may free, pause tags, wait, and
+        use the allocator; its own requests do not invoke handlers. One request calls each handler at most `tries`
+        times. After that, or when a handler returns False or raises, the next handler runs; after the last one the
+        request raises OutOfMemoryError. `sys.unraisablehook` gets the exceptions of handlers. `allotment.relief` has
+        handlers that wait, spill and trim.
 
-        Gives a function that removes the step. Raises TypeError for what cannot be called, RequestError for less than
-        one try. Safe to call from several threads.
+        Returns a function that removes the handler. Raises TypeError if `step` is not callable, RequestError for less
+        than one try. Safe to call from several threads.
         """
     def pause(self, tag: str | Pool | Tenant, *, keep: str = "host") -> int:
-        """Give the physical memory of a tag back to the device, and keep every address; gives how many bytes went.
+        """Return the physical memory of a tag to the device and keep every address; return the number of bytes
+        released.
 
-        `keep` is "host": what is in blocks in use is copied to host memory first, and comes back at `resume`; or
-        "nothing". `tag` is the name of a tag, a Pool whose memory is virtual (expandable segments), or a Tenant all of
-        whose blocks are in such pools and tags, where no one else has any. Until it is resumed, requests for it raise
-        PausedError, its blocks may be freed, and touching them is an error: on the host the process ends, with a
-        message that names the tag. Graphs that use them stay as they are.
+        With `keep` "host", the contents of blocks in use are copied to host memory first, and `resume` copies them
+        back; with "nothing" they are lost. `tag` is the name of a tag, a Pool whose memory is virtual (expandable
+        segments), or a Tenant all of whose blocks are in such pools and tags, without blocks of others. Until it is
+        resumed, requests for it raise PausedError, its blocks may be freed, and touching them is an error: on the host
+        the process ends, with a message that names the tag. Graphs that use the blocks stay as they are.
 
-        Waits for all work of the device. If it fails, the memory is as it was, or asleep already and the rest of it can
-        be paused again. A second time, nothing happens. Raises PoolError if nothing was ever allocated in this tag,
-        PausedError if another process has a block of it open, a tenant shares its pages with others, or it is being
-        paused or resumed now, UnsupportedError on devices without virtual memory, DeviceError, and MemoryError if the
+        Waits for all work of the device. If it fails, the memory is unchanged, or asleep already; then pausing it again
+        pauses the rest. Pausing it a second time does nothing. Raises PoolError if nothing was ever allocated in this
+        tag; PausedError if another process has a block of it open, a tenant shares its pages with others, or it is
+        being paused or resumed; UnsupportedError on devices without virtual memory; DeviceError; and MemoryError if the
         host has no room for the contents. Safe to call from several threads.
         """
     def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
-        """Map memory under the addresses of what was paused, and bring its contents back.
+        """Map memory under the paused addresses again, and restore the contents.
 
-        `progress(done, total)` is called with bytes on the way, for each pool. If it cannot be done, because the memory
-        was taken meanwhile or a call fails, it is asleep as before and nothing is lost: it can be tried again. For
-        want of memory the cache is given back first, and the steps of `on_out_of_memory` are asked. What is not paused
-        stays as it is. Raises OutOfMemoryError, DeviceError, PoolError, and what `progress` raises. Safe to call from
-        several threads.
+        `progress(done, total)` is called with bytes on the way, for each pool. If resuming fails, because other code
+        took the memory meanwhile or a call fails, the memory is asleep as before and nothing is lost: try again. If
+        memory is short, the allocator first releases its cache and calls the handlers of `on_out_of_memory`. Does
+        nothing for memory that is not paused. Raises OutOfMemoryError, DeviceError, PoolError, and what `progress`
+        raises. Safe to call from several threads.
         """
     def paused(self) -> set[str | PoolId]:
-        """What is paused now: the names of tags, and the ids of pools."""
+        """Return what is paused: the names of tags, and the ids of pools."""
     def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:
-        """A handle by which another process of this user opens the block: `allotment.open_shared(handle)`.
+        """Return a handle with which another process of this user opens the block: `allotment.open_shared(handle)`.
 
-        `block` is an address or a `Buffer`; of a slice, its whole block is shared. Handles of one block are equal. For
-        `hold` seconds, or until `SharedHandle.close`, any number of processes can open the handle; after that nobody
-        can, until the block is shared again. So long, and while another process has it open, the block is not reused,
-        also if it is freed meanwhile. Whoever opens it waits for the work that its streams were given before.
+        `block` is an address or a `Buffer`; for a slice, the whole block is shared. Handles of one block are equal. For
+        `hold` seconds, or until `SharedHandle.close`, any number of processes can open the handle; after that no
+        process can, until the block is shared again. During that time, and while another process has it open, the block
+        is not reused, even if it is freed. A process that opens it waits for the work submitted to the block's streams
+        before.
 
-        Raises AddressError for what is not a live block, UnsupportedError if the device does not share memory (host
-        memory does with the settings key `shareable:True`), CaptureError while a stream of the block is being captured,
-        DeviceError. Costs no copy and no call of the device unless its streams are busy. Safe to call from several
-        threads.
+        Raises AddressError for an address that is not a live block, UnsupportedError if the device does not share
+        memory (host memory does with the settings key `shareable:True`), CaptureError while a stream of the block is
+        being captured, and DeviceError. Makes no copy, and calls the device only if the block's streams are busy. Safe
+        to call from several threads.
         """
     def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
-        """(offset, handle) in PyTorch's own form: the block lies `offset` bytes into what the handle opens.
+        """Return (offset, handle) in PyTorch's own form: the block lies `offset` bytes into the memory that the handle
+        opens.
 
-        Its version is that of the PyTorch whose rules are in force. Pages always travel as descriptors, never as fabric
-        handles, so only processes of this machine can open them; `share` uses the fabric where there is one. Nothing
-        holds the block for the process that opens the handle: keep it until then.
+        The form is that of the PyTorch version whose rules are in force. Pages always travel as descriptors, never as
+        fabric handles, so only processes of this machine can open them; `share` uses the fabric if the machine has one.
+        Nothing holds the block for the process that opens the handle: keep it until then.
 
-        Raises AddressError, UnsupportedError for devices that do not share memory and for blocks of
-        `placement:dense`, whose pieces have no common size, DeviceError.
+        Raises AddressError; UnsupportedError for devices that do not share memory, and for blocks of `placement:dense`,
+        whose pieces have no common size; DeviceError.
         """
     def record_history(
         self,
@@ -241,31 +242,30 @@ class Allocator(AllocatorBase):
         recorder: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         file: str | PathLike[str] | None = None,
     ) -> None:
-        """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
+        """Record what happens from now on, for `snapshot`; None stops recording and drops the history.
 
-        `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
-        carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too ("all"), or
-        nothing (None). `max_entries` is how many events are kept, the newest of them, at least one; None is all,
-        which grows for as long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python
-        frames.
+        `enabled` is "all" for every event, or "state" for only what blocks carry. `context` says what carries the
+        Python stack of its cause: blocks ("state"), allocations too ("alloc"), frees too ("all"), or nothing (None).
+        `max_entries` is the number of events kept, the newest ones, at least one; None keeps all, which grows as long
+        as the program runs. `skip_actions` are events to omit. Each stack costs a walk over the Python frames.
 
-        `recorder` is a function of yours that gives the stack instead, innermost frame first, each with a "name", a
-        "filename" and a "line". It is called by the thread that allocates or frees, before that is done, without any
-        lock; requests that it makes itself have no stack, and neither has one for which it raises (what it raises goes
-        to `sys.unraisablehook`). C code that calls the entry points gets Python's stack all the same.
+        `recorder` is a function of yours that returns the stack instead, innermost frame first, each with a "name", a
+        "filename" and a "line". The thread that allocates or frees calls it before the operation, without any lock. Its
+        own requests have no stack, nor does a request for which it raises (`sys.unraisablehook` gets the exception). C
+        code that calls the entry points still records Python's stack.
 
-        With a `file`, events go there instead of into memory, for as long as it runs, until `record_history` is called
-        again or the allocator is closed: a few bytes each, written by a thread of its own. What is at that path is
-        replaced. A program that is killed leaves a file that every command reads, up to the last second or so. If the
-        disk is slower than the program, requests wait for it; if it fails, what is lost is told in the file and the
-        error goes to `sys.unraisablehook`. `max_entries` has no meaning then, and `snapshot` shows no history.
+        With a `file`, events go to that file instead of memory, until `record_history` is called again or the allocator
+        is closed: a few bytes each, which a separate thread writes. An existing file at that path is replaced. A killed
+        program leaves a file that every command reads, up to the last second or so. If the disk is slower than the
+        program, requests wait for it. If it fails, the file says what is lost and `sys.unraisablehook` gets the error.
+        `max_entries` then has no effect, and `snapshot` shows no history.
 
-        Raises RequestError, TypeError for a recorder that cannot be called, OSError for a file that cannot be written.
+        Raises RequestError, TypeError for a recorder that is not callable, OSError for a file that cannot be written.
         """
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
-        """Segments, blocks, history and settings in the form that PyTorch's memory tools read.
+        """Return segments, blocks, history and settings in the form that PyTorch's memory tools read.
 
-        `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
-        one stack share its list of frames, so treat them as read-only. Makes a dictionary for each block and event;
-        `dump_snapshot` does without. Raises PoolError for a pool that never was. Safe to call from several threads.
+        `pool` chooses the segments, as in `segments`; `include_traces=False` omits the history. Everything with the
+        same stack shares one list of frames, so treat them as read-only. Creates a dictionary for each block and event;
+        `dump_snapshot` does not. Raises PoolError for a pool that never existed. Safe to call from several threads.
         """

@@ -81,23 +81,23 @@ cdef extern from "Python.h":
 cdef bytes_t REDZONE = REDZONE_BYTES
 
 
-@cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
+@cython.no_gc_clear     # a garbage collection must not clear the device before the memory has returned to it
 @cython.final
 cdef class Allocator(AllocatorBase):
     """Allocator(device="host", *, settings=None, limit=None, sanitize=False)\n--\n
     A caching allocator over one device.
 
     `device` is "host", "cuda", "cuda:1", "sim:80GiB", "sim:80GiB#1", or a device object (a `Backend` subclass,
-    `SimulatedDevice`, ...). `settings` is a settings string or record, by default what the environment variable
-    ALLOTMENT_CONF says. `limit` is the most that may be reserved, in bytes or as "20GiB". With `sanitize` it looks for
-    races between streams and for misuse of freed memory: see `inspection`.
+    `SimulatedDevice`, ...). `settings` is a settings string or record; the default is the environment variable
+    ALLOTMENT_CONF. `limit` is the most that the allocator may reserve, in bytes or as "20GiB". With `sanitize` it
+    detects races between streams and misuse of freed memory: see `inspection`.
 
-    Safe to use from several threads; a hit in the cache keeps the interpreter lock, anything that asks the device
-    lets it go. `with allocator:` closes it at the end of the block. When it is closed, or the last reference goes, its
-    memory goes back to the device but for blocks that are still in use, which a ResourceWarning tells.
+    Safe to use from several threads. A cache hit keeps the interpreter lock; an operation that calls the device
+    releases it. `with allocator:` closes the allocator at the end of the block. When it is closed, or its last
+    reference is dropped, its memory returns to the device. Blocks in use stay, and a ResourceWarning reports them.
 
-    Raises SettingsError for settings that cannot be read or ask for another class (`make_allocator` chooses the
-    class), RequestError for a name that is not a device's, DeviceError.
+    Raises SettingsError for invalid settings or settings that ask for another class (`make_allocator` chooses the
+    class), RequestError for an unknown device name, and DeviceError.
     """
 
     def __cinit__(self, *args, **kwargs):
@@ -153,10 +153,10 @@ cdef class Allocator(AllocatorBase):
         limit: int | str | None = None,
         sanitize: bool = False,
     ):
-        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read the arguments, so that every object is complete
 
     def __del__(self):
-        # A finalizer, because a deallocator may not call a device that is written in Python.
+        # A finalizer, because a deallocator must not call a device that is written in Python.
         cdef bytes_t live
         if self.engine != NULL and self.pointer_holders == 0:
             self.drain()
@@ -166,7 +166,7 @@ cdef class Allocator(AllocatorBase):
                 self.warn_of(live)
 
     cdef int drain(self) except -1:
-        if self.sanitizer is not None and not interpreter_ends():    # it is Python, whose modules may be gone then
+        if self.sanitizer is not None and not interpreter_ends():    # Python code, whose modules may be gone
             self._empty_quarantine()
             self.sanitizer.close()
         if self.calm is not None and not interpreter_ends():
@@ -177,14 +177,14 @@ cdef class Allocator(AllocatorBase):
         return 0
 
     cdef int shut(self) except -1:
-        """Give back all that is not in use."""
+        """Return all memory that is not in use to the device."""
         cdef Engine* engine = self.engine
         if self.pointer_holders != 0:
             raise RequestError(
-                f"{self!r} cannot be closed: its entry points were given to C code, which may call them at any time")
+                f"{self!r} cannot be closed: C code has its entry points, and may call them at any time")
         History(self).end_file()
         self.enter()
-        engine.interpreter_guards = False   # requests come by the long way, where it is asked whether it is open
+        engine.interpreter_guards = False   # sends requests down the slow path, which checks that it is open
         with nogil:
             engine_retire(engine)
         if self.profiler is not None:
@@ -208,22 +208,22 @@ cdef class Allocator(AllocatorBase):
 
     @property
     def history(self) -> History:
-        """What happened to its memory: recording, trackers, snapshots, leaks."""
+        """History of its memory: recording, trackers, snapshots, leaks."""
         return History(self)
 
     @property
     def pools(self) -> Pools:
-        """Its private pools by id, and how requests are routed to them."""
+        """Private pools by id, and how requests are routed to them."""
         return Pools(self)
 
     @property
     def limits(self) -> Limits:
-        """How much memory pools, tags and tenants may have, and what is called when it runs out."""
+        """Limits of pools, tags and tenants, and the functions called when memory runs out."""
         return Limits(self)
 
     @property
     def sleep(self) -> Sleep:
-        """Tags and pools that are paused: their memory is given back while their addresses stay."""
+        """Paused tags and pools: their memory is returned to the device while their addresses stay."""
         return Sleep(self)
 
     @property
@@ -238,26 +238,25 @@ cdef class Allocator(AllocatorBase):
 
     # --- allocating and freeing ---
 
-    # Plain methods: Cython's richer function objects cost a third of an empty call more.
+    # Plain methods: Cython's richer function objects would add a third to the cost of an empty call.
 
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
     def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
-        """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
+        """Return the address of `size` bytes for work on `stream`, a `Stream` or its handle. Size 0 returns 0.
 
-        `size` may also be text such as "1MiB". `stream` is by default the calling thread's current one (`with stream:`,
-        `capture`), else the default one, 0. The memory is handed out in the order of that stream: work submitted to it
-        earlier may still use it.
+        `size` may also be text such as "1MiB". `stream` is by default the calling thread's current stream (`with
+        stream:`, `capture`), else the default stream, 0. Memory is allocated in the order of that stream: work
+        submitted to the stream earlier may still use it.
 
-        A hit in the cache costs little more than the call; a miss asks the device, and before memory is
-        out the cache is given back. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from
-        several threads.
+        A cache hit costs little more than the call. A miss calls the device; before it fails, the allocator releases
+        its cache. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from several threads.
         """
         cdef Engine* engine = self.engine
         cdef long long wanted = 0
         cdef long long handle = 0
         cdef Block* block
-        # The hot path: under the interpreter lock alone. Whatever is unusual about the request goes the long way.
+        # The hot path, under the interpreter lock only. Unusual requests take the slow path.
         if (is_plain_int(size) and int_value(size, &wanted) and wanted > 0 and (wanted >> SIZE_BITS) == 0
                 and self.level == NEVER and no_thread_can_enter(engine)):
             if stream is None:
@@ -276,12 +275,12 @@ cdef class Allocator(AllocatorBase):
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
     def free(self, address: Buffer | int, /) -> None:
-        """Give a block back. If other streams were recorded for it, it is reused only when they are done.
+        """Free a block. If other streams are recorded for it, it is reused only when they are done.
 
-        A `Buffer` is closed. Freeing 0 does nothing. The memory stays in the cache: `empty_cache` gives it to the
-        device. Raises AddressError for anything that is not a live block's start, BufferError for a buffer that arrays
-        or slices see. Safe to call from several threads, and from a callback inside the allocator, where it is done on
-        the way out.
+        A `Buffer` is closed. Freeing 0 does nothing. The memory stays in the cache; `empty_cache` returns it to the
+        device. Raises AddressError for an address that is not the start of a live block, BufferError for a buffer that
+        arrays or slices use. Safe to call from several threads. From a callback inside the allocator, the free is done
+        when the thread leaves the allocator.
         """
         cdef Engine* engine = self.engine
         cdef long long value = 0
@@ -306,7 +305,7 @@ cdef class Allocator(AllocatorBase):
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, an address or a `Buffer`: its free then waits for that work.
 
-        Costs an event at the free. Recording the stream that it was allocated on, or address 0, does nothing. Raises
+        The free then costs an event. Recording the stream of the allocation, or address 0, does nothing. Raises
         AddressError, StreamError. Safe to call from several threads.
         """
         cdef address_t address = read_block(block)
@@ -335,7 +334,7 @@ cdef class Allocator(AllocatorBase):
         return self.allocate_read(wanted, <stream_t> handle, thread, tenant)
 
     cdef object allocate_read(self, bytes_t size, stream_t stream, thread_t thread, uint32_t tenant):
-        """`allocate`, once its arguments have been read. pre: size > 0"""
+        """Serve a request once its arguments have been read. pre: size > 0"""
         cdef Engine* engine = self.engine
         cdef Request request
         cdef Block* block
@@ -344,7 +343,7 @@ cdef class Allocator(AllocatorBase):
         request.thread = thread
         request.context = tenant | self.request_context() if self.level != NEVER else tenant
         if interpreter_lock_suffices(engine) and needs_no_calls(engine) and not engine.uncached:
-            # A hit is served under the interpreter lock alone.
+            # A hit is served under the interpreter lock only.
             block = serve_from_cache(engine, &request)
             if block != NULL:
                 return block.address
@@ -357,7 +356,7 @@ cdef class Allocator(AllocatorBase):
         return self.ready_for(size, stream, 0)
 
     cdef object ready_for(self, object size, object stream, uint32_t tenant):
-        """`ready_buffer`, in a tenant's name."""
+        """Return a `ready_buffer` for a tenant."""
         cdef stream_t handle = self.stream_asked(stream)
         given = handle if stream is None else stream
         buffer = self.owned(self.allocate(size, handle, 0, tenant), size, given)
@@ -366,14 +365,15 @@ cdef class Allocator(AllocatorBase):
         own = stream_of_caller(self.device)
         if own is None:
             await_work(self.device, handle)
-        elif own != (handle, False) and self.sanitizer is None:     # that one watches the stream which was asked for
-            # The stream may wait for the very function that asks, so the function must not wait for the stream.
+        elif own != (handle, False) and self.sanitizer is None:     # the sanitizer watches the requested stream
+            # The stream may wait for the very function that makes this request, so the function must not wait for the
+            # stream.
             buffer.close()
             return self.ready_without_waiting(size, handle, given, tenant)
         return buffer
 
     cdef object ready_without_waiting(self, object size, stream_t handle, object stream, uint32_t tenant):
-        """Memory of a stream that never has work, recorded for the stream that it is asked for."""
+        """Return memory of a stream that never has work, recorded for the requested stream."""
         if self.calm is None:
             self.make_calm_stream()
         buffer = self.owned(self.allocate(size, self.calm, 0, tenant), size, stream)
@@ -384,7 +384,7 @@ cdef class Allocator(AllocatorBase):
         made = Stream(self.device)
         cdef stream_t handle = made.handle
         self.enter()
-        if self.calm is None:       # else another thread has made one meanwhile
+        if self.calm is None:       # otherwise another thread has made one meanwhile
             self.engine.calm_stream = handle
             self.calm = made
         engine_leave(self.engine)
@@ -393,10 +393,10 @@ cdef class Allocator(AllocatorBase):
         return 0
 
     cdef object allocate_after_miss(self, Request* request):
-        """Ask the device, without the interpreter. pre: begun under the interpreter lock alone"""
+        """Call the device without the interpreter lock. pre: begun under the interpreter lock only"""
         cdef Engine* engine = self.engine
         cdef address_t address
-        engine_try_enter(engine)    # succeeds: no other thread can be inside
+        engine_try_enter(engine)    # succeeds, because no other thread can be inside
         with nogil:
             address = engine_allocate_missed(engine, request)
             engine_leave(engine)
@@ -406,7 +406,7 @@ cdef class Allocator(AllocatorBase):
         return address
 
     cdef object allocate_locking(self, Request* request):
-        """All of a request, under the engine's lock."""
+        """Serve the whole request under the engine's lock."""
         cdef address_t address
         self.require_open()
         if self.sanitizer is not None:
@@ -417,13 +417,13 @@ cdef class Allocator(AllocatorBase):
         return address
 
     cdef address_t try_once(self, Request* request) except? 0:
-        """0 with the reason in request.failure."""
+        """Return 0 with the reason in request.failure if it fails."""
         cdef address_t address = self.try_quietly(request)
         self.log_retry(request, address != 0)
         return address
 
     cdef address_t try_quietly(self, Request* request) except? 0:
-        """Without a line in the log."""
+        """Variant of `try_once` that logs nothing."""
         cdef Engine* engine = self.engine
         cdef address_t address
         self.enter()
@@ -433,33 +433,34 @@ cdef class Allocator(AllocatorBase):
         return address
 
     cdef object allocate_after_failure(self, Request* request):
-        """Ask those who have a say, and try again as long as they want to; then raise."""
+        """Call the out-of-memory handlers and retry as long as they ask for it; then raise."""
         cdef address_t address = 0
         cdef long long given_back = request.given_back
         error = self.failed(&request.failure)
-        turn = self.chain.begin() if self.chain is not None and request.failure.reason == FAILED_OUT_OF_MEMORY else None
-        if turn is None:
-            if given_back >= 0 and self.has_say():      # else it is logged already
+        has_handlers = self.handlers is not None and request.failure.reason == FAILED_OUT_OF_MEMORY
+        handling = self.handlers.begin() if has_handlers else None
+        if handling is None:
+            if given_back >= 0 and self.has_handlers():      # otherwise it is logged already
                 logs.gave_back(self.device.name, given_back, False)
             self.raise_out_of_memory(error)
         try:
             while True:
-                # Also before the first step: what the release has waited for was free too late to be found.
+                # Also before the first handler: what the release waited for became free too late for the search.
                 address = self.try_quietly(request)
                 if address != 0:
                     return address
                 given_back = max(given_back, <long long> request.given_back)
                 error = self.failed(&request.failure)
-                if not isinstance(error, OutOfMemoryError) or not turn.wants_another_try(error.facts):
+                if not isinstance(error, OutOfMemoryError) or not handling.wants_another_try(error.facts):
                     break
         finally:
-            self.chain.end()
+            self.handlers.end()
         if given_back >= 0:
             logs.gave_back(self.device.name, given_back, False)
         self.raise_out_of_memory(error)
 
     cdef bytes_t checked_size(self, object given) except? 0:
-        """The bytes of a size that is not an ordinary int. Raises for one that no request can have."""
+        """Return the bytes of a size that is not an ordinary int. Raises for a size that no request can have."""
         cdef bytes_t size = 0
         given = whole_size(given)
         if not read_size(given, &size):
@@ -467,7 +468,7 @@ cdef class Allocator(AllocatorBase):
         return size
 
     cdef int raise_out_of_memory(self, object error) except -1:
-        """Tell the observers first, if that is what it is."""
+        """Raise an error; first call the observers if it is an OutOfMemoryError."""
         if self.forgotten_pools:
             Pools(self).close_forgotten()
         if isinstance(error, OutOfMemoryError) and not error.facts.rejected:
@@ -491,7 +492,7 @@ cdef class Allocator(AllocatorBase):
         return 0
 
     cdef int free_from_stream(self, address_t address, stream_t stream) except -1:
-        """`free_owned` for a caller whose current stream is known, which decides where a graph is captured."""
+        """Variant of `free_owned` for a caller whose current stream is known, which decides where a graph is captured."""
         cdef CurrentStream current
         if self.engine.impure_routes == 0:
             return self.free_owned(address, NULL)
@@ -502,18 +503,18 @@ cdef class Allocator(AllocatorBase):
             current_leave(&current)
 
     cdef int finish_free_locking(self, Block* block, address_t address, uint32_t context) except -1:
-        """The rest of a free that asks the device. pre: the interpreter lock suffices"""
+        """Finish a free that asks the device, without the interpreter lock. pre: guarded only by the interpreter lock"""
         cdef Engine* engine = self.engine
         cdef Failure failure
         cdef bint ok
-        engine_try_enter(engine)    # succeeds: no other thread can be inside
+        engine_try_enter(engine)    # succeeds, because no other thread can be inside
         with nogil:
             ok = free_asking_device(engine, block, address, context, &failure)
             self.leave(ok, &failure)
         return 0
 
     cdef int free_locking(self, address_t address, uint32_t context, void* buffer) except -1:
-        """All of a free, under the engine's lock."""
+        """Do the whole free under the engine's lock."""
         cdef Engine* engine = self.engine
         cdef Failure failure
         cdef bint ok
@@ -535,13 +536,13 @@ cdef class Allocator(AllocatorBase):
             ok = engine_free(engine, address, context, &failure)
             self.leave(ok, &failure)
         if self.closed:
-            self.shut()         # what was in use when it was closed goes back as it is freed
+            self.shut()         # returns blocks that were in use at the close, as they are freed
         return 0
 
     # --- contexts ---
 
     cdef uint32_t request_context(self) except? 0xFFFFFFFF:
-        """What a request does first while something is recorded: wait for a file that is behind; its stack."""
+        """Begin a request while something is recorded: wait for a history file that is behind; return the stack."""
         cdef HistoryFile file = self.file
         if file is not None and not engine_is_inside(self.engine):
             while not spool_pace(&file.spool):
@@ -556,7 +557,7 @@ cdef class Allocator(AllocatorBase):
     cdef uint32_t recorded_stack(self) except? 0xFFFFFFFF:
         thread = PyThread_get_thread_ident()
         if thread in self.recording:
-            return 0            # it is the recorder who asks
+            return 0            # the recorder itself makes this request
         recorder = self.recorder
         self.recording.add(thread)
         try:
@@ -582,7 +583,7 @@ cdef class Allocator(AllocatorBase):
         return 0
 
     cdef void wait_outside(self) noexcept:
-        """Enter, letting the interpreter lock go to wait for it."""
+        """Enter the engine, releasing the interpreter lock while waiting."""
         cdef Engine* engine = self.engine
         engine.outside += 1
         with nogil:
@@ -599,7 +600,7 @@ cdef class Allocator(AllocatorBase):
         engine_leave(self.engine)
 
     cdef int leave(self, bint ok, const Failure* failure) except -1 nogil:
-        """Leave the engine, and raise what an operation in it failed with."""
+        """Leave the engine, and raise the error of an operation that failed in it."""
         engine_leave(self.engine)
         if not ok:
             with gil:
@@ -620,12 +621,12 @@ cdef class Allocator(AllocatorBase):
         return error
 
     cdef int log_retry(self, const Request* request, bint served) except -1:
-        if request.given_back >= 0 and (served or not self.has_say()):
+        if request.given_back >= 0 and (served or not self.has_handlers()):
             logs.gave_back(self.device.name, request.given_back, served)
         return 0
 
-    cdef bint has_say(self) except -1:
-        return self.chain is not None and self.chain.has_steps
+    cdef bint has_handlers(self) except -1:
+        return self.handlers is not None and self.handlers.has_handlers
 
     # --- limits and settings ---
 
@@ -659,7 +660,7 @@ cdef class Allocator(AllocatorBase):
     # --- the sanitizer ---
 
     cdef int watch(self) except -1:
-        """Look for races from now on."""
+        """Watch for races from now on."""
         cdef bint writes = self.is_readable() and hasattr(self.device, "submit")
         self.engine.interpreter_guards = False
         self.sanitizer = Sanitizer(self, writes_memory=writes)
@@ -673,7 +674,7 @@ cdef class Allocator(AllocatorBase):
         return 0
 
     cdef object allocate_watched(self, Request* request):
-        """With a redzone behind it."""
+        """Serve a request with a redzone behind the block."""
         cdef bytes_t size = request.size
         request.size += REDZONE
         address = self.try_once(request)
@@ -683,7 +684,7 @@ cdef class Allocator(AllocatorBase):
         return address
 
     cdef int free_into_quarantine(self, address_t address, uint32_t context) except -1:
-        """Into quarantine, from which others may go."""
+        """Put a block into quarantine, from which other blocks may leave."""
         leaving = self.sanitizer.freed(address)
         if leaving is None:
             raise AddressError(
@@ -704,7 +705,7 @@ cdef class Allocator(AllocatorBase):
         return 0
 
     def _empty_quarantine(self) -> bool:
-        """Let go of all that the sanitizer has kept back; whether that was anything."""
+        """Free everything that the sanitizer has kept back; return whether there was anything."""
         cdef list kept = self.sanitizer.emptied()
         self.free_quarantined(kept)
         return len(kept) > 0
@@ -718,7 +719,7 @@ cdef class Allocator(AllocatorBase):
     cdef str figures(self):
         if self.engine == NULL:
             return "not made"
-        # Read without the lock: a moment's figures, which another thread may be changing.
+        # Read without the lock: figures of one moment, which another thread may be changing.
         live = tally_now(&self.engine.stats.allocated_bytes)
         reserved = tally_now(&self.engine.stats.reserved_bytes)
         return f"{amount(live)} live, {amount(reserved)} reserved"
@@ -733,7 +734,7 @@ cdef class Allocator(AllocatorBase):
         return nested if dense is None else {**nested, "dense": dense}
 
     def reset_peak_stats(self) -> None:
-        """Let the peaks start anew from what is in use now. Safe to call from several threads."""
+        """Reset the peaks to the current values. Safe to call from several threads."""
         self.enter()
         stats_reset_peak(&self.engine.stats)
         engine_leave(self.engine)
@@ -749,9 +750,9 @@ cdef class Allocator(AllocatorBase):
         return where
 
     def tenants(self) -> dict[str, dict[str, int]]:
-        """By name, the "blocks", "allocated_bytes" and "requested_bytes" held now; "" is what has no name.
+        """Return, by tenant name, the "blocks", "allocated_bytes" and "requested_bytes" in use; "" has the rest.
 
-        Looks at every block. Memory that was allocated while caching was off is not counted. Safe to call from several
+        Visits every block. Does not count memory that was allocated while caching was off. Safe to call from several
         threads.
         """
         cdef bytes_t[TENANTS_MOST][3] sums
@@ -767,9 +768,9 @@ cdef class Allocator(AllocatorBase):
         }
 
     def tenant(self, name: str) -> Tenant:
-        """This allocator for a user with a name, so that `tenants` and snapshots tell whose blocks are whose.
+        """Return this allocator for a named user, so that `tenants` and snapshots show whose the blocks are.
 
-        A second call with the same name gives another object for the same tenant. Raises RequestError when there are
+        A second call with the same name returns another object for the same tenant. Raises RequestError when there are
         too many names.
         """
         from allotment._allocators.caching.tenants import Tenant
@@ -786,49 +787,48 @@ cdef class Allocator(AllocatorBase):
         allocator: Any = None,
         placement: str | None = None,
     ) -> Pool:
-        """A private pool: `with pool:` serves this thread's requests from its memory and from nowhere else.
+        """Return a private pool: inside `with pool:`, only its memory serves this thread's requests.
 
-        `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
-        `allocator` is where its segments come from: an object with allocate(size, stream) and
-        free(address, size, stream), or a PluggableAllocator; `placement` is the name of another way to divide its
-        memory than the allocator's. Raises SettingsError for a placement that is not there.
+        `use_on_oom` lends its free memory to other requests when memory is out. `no_split` serves requests with whole
+        segments. `allocator` provides its segments: an object with allocate(size, stream) and free(address, size,
+        stream), or a PluggableAllocator. `placement` names a way to divide its memory that differs from the
+        allocator's. Raises SettingsError for an unknown placement.
         """
         return Pool(self, use_on_oom=use_on_oom, no_split=no_split, allocator=allocator, placement=placement)
 
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
-        """Give unused cached memory back to the device: that of all pools, or of one.
+        """Return unused cached memory to the device, from all pools or from one.
 
-        Blocks in use stay, and all memory of a private pool that is in use (`pool_use_count`), as in PyTorch:
-        `Pool.close` gives that back. Waits for events of blocks that other streams used, and calls the device for each
-        segment.
-        Raises PoolError for a pool that never was, DeviceError. Safe to call from several threads.
+        Blocks in use stay. So does all memory of a private pool that is in use (`pool_use_count`), as in PyTorch;
+        `Pool.close` releases that. Waits for events of blocks that other streams used, and calls the device for each
+        segment. Raises PoolError for a pool that never existed, and DeviceError. Safe to call from several threads.
         """
         Pools(self).empty_cache(pool)
 
     def trim_to(self, size: int | str) -> int:
-        """Give cached memory back until no more than `size` bytes are reserved; gives how many bytes went.
+        """Release cached memory until at most `size` bytes are reserved; return the number of bytes released.
 
-        `size` is a number of bytes or a text such as "2GiB". What is in use stays, so more may be left. Waits and
-        raises as `empty_cache` does. Safe to call from several threads.
+        `size` is a number of bytes or a text such as "2GiB". Memory in use stays, so more may remain. Waits and raises
+        as `empty_cache` does. Safe to call from several threads.
         """
         return Pools(self).trim_to(size)
 
     def plan(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> Plan:
-        """What these requests would come to if they were made now, one after the other, by the calling thread.
+        """Return what would happen if the calling thread made these requests now, one after the other.
 
-        A request is a size, or a size and a stream; without one it is for the current stream. They are tried on a copy
-        of all that the allocator keeps, by the code that would serve them, so the result is exact, and nothing changes:
-        no figure, no entry of the history, no call that changes anything on the device. Rehearsed are the cache,
-        limits, pools and routes, frees whose streams are done, and everything that is tried when memory is short,
-        except free-memory callbacks. Of the device it is taken that it gives what it says is free.
+        A request is a size, or a size and a stream; without a stream it is for the current one. The requests run on a
+        copy of all that the allocator knows, through the code that would serve them. So the result is exact, and
+        nothing changes: no figure, no entry of the history, no state of the device. The rehearsal covers the cache,
+        limits, pools and routes, frees whose streams are done, and everything that the allocator tries when memory is
+        short, except free-memory callbacks. It assumes that the device provides all the memory that it reports as free.
 
-        Looks at every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where no copy can tell:
-        placement:dense, a pool with an allocator of its own, a filter that is a function, or a capture.
+        Visits every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where a copy cannot tell:
+        placement:dense, a pool with its own allocator, a filter that is a function, or a capture.
         """
         return plan_requests(self, requests)
 
     def would_fit(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> bool:
-        """Whether these requests would all be served if they were made now. See `plan`."""
+        """Return whether all of these requests would be served if they were made now. See `plan`."""
         return plan_requests(self, requests).fits
 
     def set_limit(
@@ -839,93 +839,96 @@ cdef class Allocator(AllocatorBase):
         soft: int | str | None = ...,
         reserved: int | str | None = ...,
     ) -> None:
-        """Say how much memory a tag may have, or a pool, a tenant, or (None) the allocator as a whole.
+        """Set how much memory a tag, a pool, a tenant, or (None) the whole allocator may have.
 
-        Each is a number of bytes or a text such as "2GiB"; None, and what is not given, is no limit from now on. One of
-        them is given at least: `hard=None` removes all.
+        Each limit is a number of bytes or a text such as "2GiB". None, and an omitted argument, remove that limit. At
+        least one argument is required: `hard=None` removes all.
 
-        `hard`: requests that need more raise OutOfMemoryError, whose `facts.limited_by` says whose limit it was. Of a
-        tag or pool it counts memory that is reserved, of a tenant memory in use. `soft`: before more than this is
-        reserved, cached memory goes back, which waits for other streams; it refuses nothing. `reserved`: others leave
-        this much to be had, within the allocator's limit or the device's memory.
+        `hard`: requests that would exceed it raise OutOfMemoryError, whose `facts.limited_by` says whose limit it was.
+        For a tag or pool it counts reserved memory, for a tenant memory in use. `soft`: before the reserved memory
+        exceeds it, the allocator releases cached memory, which waits for other streams; it refuses nothing. `reserved`:
+        other users leave this much available, within the allocator's limit or the device's memory.
 
-        What is held already stays. Raises RequestError without any limit, and for a soft limit of, or memory reserved
-        for, a tenant, which shares its cache with others; PoolError for a pool that is gone; TypeError for what is none
-        of these. Safe to call from several threads.
+        Memory already held stays. Raises RequestError if no limit is given, and for a soft limit of a tenant or memory
+        reserved for a tenant, which shares its cache with others; PoolError for a pool that is gone; TypeError for any
+        other object. Safe to call from several threads.
         """
         Limits(self).set(tag, hard=hard, soft=soft, reserved=reserved)
 
     def on_out_of_memory(self, step: Callable[[OutOfMemoryFacts], bool], *, tries: int = 1) -> Callable[[], None]:
-        """Ask `step(facts)` before a request fails for want of memory: whether it should be tried again.
+        """Call `step(facts)` before a request fails for lack of memory; its result says whether to retry the request.
 
-        Steps are asked in the order in which they were added, after all that the allocator does by itself (the cache is
-        empty then), on the thread that asked and without any lock. A step may free, pause tags, wait, and use the
-        allocator; what it asks for itself goes without steps. Each is asked `tries` times at most for one request;
-        then, or when it returns False or raises, the next has its turn, and after the last the request raises
-        OutOfMemoryError. What it raises is reported through `sys.unraisablehook`. `allotment.relief` has steps that
-        wait, spill and trim.
+        Such handlers run in the order in which they were added, after everything that the allocator does itself (the
+        cache is empty then), on the requesting thread and without any lock. A handler may free, pause tags, wait, and
+        use the allocator; its own requests do not invoke handlers. One request calls each handler at most `tries`
+        times. After that, or when a handler returns False or raises, the next handler runs; after the last one the
+        request raises OutOfMemoryError. `sys.unraisablehook` gets the exceptions of handlers. `allotment.relief` has
+        handlers that wait, spill and trim.
 
-        Gives a function that removes the step. Raises TypeError for what cannot be called, RequestError for less than
-        one try. Safe to call from several threads.
+        Returns a function that removes the handler. Raises TypeError if `step` is not callable, RequestError for less
+        than one try. Safe to call from several threads.
         """
         return Limits(self).on_out_of_memory(step, tries=tries)
 
     def pause(self, tag: str | Pool | Tenant, *, keep: str = "host") -> int:
-        """Give the physical memory of a tag back to the device, and keep every address; gives how many bytes went.
+        """Return the physical memory of a tag to the device and keep every address; return the number of bytes
+        released.
 
-        `keep` is "host": what is in blocks in use is copied to host memory first, and comes back at `resume`; or
-        "nothing". `tag` is the name of a tag, a Pool whose memory is virtual (expandable segments), or a Tenant all of
-        whose blocks are in such pools and tags, where no one else has any. Until it is resumed, requests for it raise
-        PausedError, its blocks may be freed, and touching them is an error: on the host the process ends, with a
-        message that names the tag. Graphs that use them stay as they are.
+        With `keep` "host", the contents of blocks in use are copied to host memory first, and `resume` copies them
+        back; with "nothing" they are lost. `tag` is the name of a tag, a Pool whose memory is virtual (expandable
+        segments), or a Tenant all of whose blocks are in such pools and tags, without blocks of others. Until it is
+        resumed, requests for it raise PausedError, its blocks may be freed, and touching them is an error: on the host
+        the process ends, with a message that names the tag. Graphs that use the blocks stay as they are.
 
-        Waits for all work of the device. If it fails, the memory is as it was, or asleep already and the rest of it can
-        be paused again. A second time, nothing happens. Raises PoolError if nothing was ever allocated in this tag,
-        PausedError if another process has a block of it open, a tenant shares its pages with others, or it is being
-        paused or resumed now, UnsupportedError on devices without virtual memory, DeviceError, and MemoryError if the
+        Waits for all work of the device. If it fails, the memory is unchanged, or asleep already; then pausing it again
+        pauses the rest. Pausing it a second time does nothing. Raises PoolError if nothing was ever allocated in this
+        tag; PausedError if another process has a block of it open, a tenant shares its pages with others, or it is
+        being paused or resumed; UnsupportedError on devices without virtual memory; DeviceError; and MemoryError if the
         host has no room for the contents. Safe to call from several threads.
         """
         return Sleep(self).pause(tag, keep=keep)
 
     def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
-        """Map memory under the addresses of what was paused, and bring its contents back.
+        """Map memory under the paused addresses again, and restore the contents.
 
-        `progress(done, total)` is called with bytes on the way, for each pool. If it cannot be done, because the memory
-        was taken meanwhile or a call fails, it is asleep as before and nothing is lost: it can be tried again. For
-        want of memory the cache is given back first, and the steps of `on_out_of_memory` are asked. What is not paused
-        stays as it is. Raises OutOfMemoryError, DeviceError, PoolError, and what `progress` raises. Safe to call from
-        several threads.
+        `progress(done, total)` is called with bytes on the way, for each pool. If resuming fails, because other code
+        took the memory meanwhile or a call fails, the memory is asleep as before and nothing is lost: try again. If
+        memory is short, the allocator first releases its cache and calls the handlers of `on_out_of_memory`. Does
+        nothing for memory that is not paused. Raises OutOfMemoryError, DeviceError, PoolError, and what `progress`
+        raises. Safe to call from several threads.
         """
         Sleep(self).resume(tag, progress=progress)
 
     def paused(self) -> set[str | PoolId]:
-        """What is paused now: the names of tags, and the ids of pools."""
+        """Return what is paused: the names of tags, and the ids of pools."""
         return Sleep(self).paused()
 
     def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:
-        """A handle by which another process of this user opens the block: `allotment.open_shared(handle)`.
+        """Return a handle with which another process of this user opens the block: `allotment.open_shared(handle)`.
 
-        `block` is an address or a `Buffer`; of a slice, its whole block is shared. Handles of one block are equal. For
-        `hold` seconds, or until `SharedHandle.close`, any number of processes can open the handle; after that nobody
-        can, until the block is shared again. So long, and while another process has it open, the block is not reused,
-        also if it is freed meanwhile. Whoever opens it waits for the work that its streams were given before.
+        `block` is an address or a `Buffer`; for a slice, the whole block is shared. Handles of one block are equal. For
+        `hold` seconds, or until `SharedHandle.close`, any number of processes can open the handle; after that no
+        process can, until the block is shared again. During that time, and while another process has it open, the block
+        is not reused, even if it is freed. A process that opens it waits for the work submitted to the block's streams
+        before.
 
-        Raises AddressError for what is not a live block, UnsupportedError if the device does not share memory (host
-        memory does with the settings key `shareable:True`), CaptureError while a stream of the block is being captured,
-        DeviceError. Costs no copy and no call of the device unless its streams are busy. Safe to call from several
-        threads.
+        Raises AddressError for an address that is not a live block, UnsupportedError if the device does not share
+        memory (host memory does with the settings key `shareable:True`), CaptureError while a stream of the block is
+        being captured, and DeviceError. Makes no copy, and calls the device only if the block's streams are busy. Safe
+        to call from several threads.
         """
         return Sharing(self).share(block, hold=hold)
 
     def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
-        """(offset, handle) in PyTorch's own form: the block lies `offset` bytes into what the handle opens.
+        """Return (offset, handle) in PyTorch's own form: the block lies `offset` bytes into the memory that the handle
+        opens.
 
-        Its version is that of the PyTorch whose rules are in force. Pages always travel as descriptors, never as fabric
-        handles, so only processes of this machine can open them; `share` uses the fabric where there is one. Nothing
-        holds the block for the process that opens the handle: keep it until then.
+        The form is that of the PyTorch version whose rules are in force. Pages always travel as descriptors, never as
+        fabric handles, so only processes of this machine can open them; `share` uses the fabric if the machine has one.
+        Nothing holds the block for the process that opens the handle: keep it until then.
 
-        Raises AddressError, UnsupportedError for devices that do not share memory and for blocks of
-        `placement:dense`, whose pieces have no common size, DeviceError.
+        Raises AddressError; UnsupportedError for devices that do not share memory, and for blocks of `placement:dense`,
+        whose pieces have no common size; DeviceError.
         """
         return Sharing(self).share_torch(block)
 
@@ -941,37 +944,36 @@ cdef class Allocator(AllocatorBase):
         recorder: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         file: str | PathLike[str] | None = None,
     ) -> None:
-        """Keep what happens from now on, for `snapshot`; None keeps nothing any more and forgets what was kept.
+        """Record what happens from now on, for `snapshot`; None stops recording and drops the history.
 
-        `enabled` is "all" for every event, or "state" for what blocks know of themselves alone. `context` says what
-        carries the Python stack that led to it: blocks ("state"), allocations too ("alloc"), frees too ("all"), or
-        nothing (None). `max_entries` is how many events are kept, the newest of them, at least one; None is all,
-        which grows for as long as it runs. `skip_actions` are events to leave out. Each stack is a walk over the Python
-        frames.
+        `enabled` is "all" for every event, or "state" for only what blocks carry. `context` says what carries the
+        Python stack of its cause: blocks ("state"), allocations too ("alloc"), frees too ("all"), or nothing (None).
+        `max_entries` is the number of events kept, the newest ones, at least one; None keeps all, which grows as long
+        as the program runs. `skip_actions` are events to omit. Each stack costs a walk over the Python frames.
 
-        `recorder` is a function of yours that gives the stack instead, innermost frame first, each with a "name", a
-        "filename" and a "line". It is called by the thread that allocates or frees, before that is done, without any
-        lock; requests that it makes itself have no stack, and neither has one for which it raises (what it raises goes
-        to `sys.unraisablehook`). C code that calls the entry points gets Python's stack all the same.
+        `recorder` is a function of yours that returns the stack instead, innermost frame first, each with a "name", a
+        "filename" and a "line". The thread that allocates or frees calls it before the operation, without any lock. Its
+        own requests have no stack, nor does a request for which it raises (`sys.unraisablehook` gets the exception). C
+        code that calls the entry points still records Python's stack.
 
-        With a `file`, events go there instead of into memory, for as long as it runs, until `record_history` is called
-        again or the allocator is closed: a few bytes each, written by a thread of its own. What is at that path is
-        replaced. A program that is killed leaves a file that every command reads, up to the last second or so. If the
-        disk is slower than the program, requests wait for it; if it fails, what is lost is told in the file and the
-        error goes to `sys.unraisablehook`. `max_entries` has no meaning then, and `snapshot` shows no history.
+        With a `file`, events go to that file instead of memory, until `record_history` is called again or the allocator
+        is closed: a few bytes each, which a separate thread writes. An existing file at that path is replaced. A killed
+        program leaves a file that every command reads, up to the last second or so. If the disk is slower than the
+        program, requests wait for it. If it fails, the file says what is lost and `sys.unraisablehook` gets the error.
+        `max_entries` then has no effect, and `snapshot` shows no history.
 
-        Raises RequestError, TypeError for a recorder that cannot be called, OSError for a file that cannot be written.
+        Raises RequestError, TypeError for a recorder that is not callable, OSError for a file that cannot be written.
         """
         History(self).record(
             enabled, context, stacks=stacks, max_entries=max_entries, clear_history=clear_history,
             skip_actions=skip_actions, recorder=recorder, file=file)
 
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
-        """Segments, blocks, history and settings in the form that PyTorch's memory tools read.
+        """Return segments, blocks, history and settings in the form that PyTorch's memory tools read.
 
-        `pool` chooses the segments, as in `segments`; `include_traces` False leaves out the history. All that show
-        one stack share its list of frames, so treat them as read-only. Makes a dictionary for each block and event;
-        `dump_snapshot` does without. Raises PoolError for a pool that never was. Safe to call from several threads.
+        `pool` chooses the segments, as in `segments`; `include_traces=False` omits the history. Everything with the
+        same stack shares one list of frames, so treat them as read-only. Creates a dictionary for each block and event;
+        `dump_snapshot` does not. Raises PoolError for a pool that never existed. Safe to call from several threads.
         """
         return History(self).snapshot(pool, include_traces)
 

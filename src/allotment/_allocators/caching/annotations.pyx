@@ -15,7 +15,7 @@ cdef dict BY_DEVICE = {}
 
 
 cdef class Annotations:
-    """Of all engines on one device; allocators make one."""
+    """The annotations of all engines on one device; allocators create them."""
 
     def __init__(self, Device device, domain):
         self.name = device.name
@@ -58,7 +58,7 @@ cdef class Annotations:
 
 cdef Annotations annotate(Device device, Engine* engine):
     cdef Annotations found = BY_DEVICE.get(<uintptr_t> device.table.self)
-    if found is None or not found.engines:      # another device may be at the place of one that is gone
+    if found is None or not found.engines:      # another device may have the address of one that is gone
         domain = listening_domain()
         if domain is None:
             return None
@@ -70,26 +70,26 @@ cdef Annotations annotate(Device device, Engine* engine):
 
 cdef object listening_domain():
     try:
-        import nvtx     # late: few programs want it
+        import nvtx     # imported late: few programs need it
     except ImportError:
         nvtx = None
     if not hasattr(nvtx, "Counter"):
         raise UnsupportedError(
             "nvtx:True needs the package nvtx, 0.2.16 or later: pip install 'allotment[nvtx]'", operation="nvtx")
     domain = nvtx.get_domain("allotment")
-    return domain if hasattr(domain, "handle") else None       # without, it is one that does nothing
+    return domain if hasattr(domain, "handle") else None       # a domain without a handle does nothing
 
 
 @atexit.register
 def _end() -> None:
-    """C code may give memory back when there is no interpreter any more."""
+    """End a range. C code may release memory when the interpreter is gone."""
     cdef Annotations annotations
     for annotations in BY_DEVICE.values():
         for engine in list(annotations.engines):
             annotations.close_engine(<Engine*> <uintptr_t> engine)
 
 
-# --- the functions, each with the device's own behind it ---
+# --- the functions; each calls the device's own ---
 
 cdef void replace_functions(DeviceTable* table) noexcept:
     if table.segment_allocate != NULL:

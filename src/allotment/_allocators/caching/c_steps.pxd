@@ -1,9 +1,9 @@
-"""Steps of `Allocator.on_out_of_memory` that are C functions."""
+"""Handlers for `Allocator.on_out_of_memory` that are C functions."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
-cdef struct Shortage:           # what a step is told; allotment.h has the same
+cdef struct Shortage:           # the facts that a handler gets; allotment.h declares the same struct
     size_t size                 # of this struct, as the package was compiled
     uint64_t requested, stream
     uint64_t device_free, device_total
@@ -11,6 +11,6 @@ cdef struct Shortage:           # what a step is told; allotment.h has the same
 
 ctypedef int (*step_t)(void* self, const Shortage* facts) noexcept nogil    # not 0: try again
 
-# A number by which it is removed.
+# Returns a number for removing it.
 cdef int c_step_add(object allocator, step_t step, void* self, int tries) except 0
-cdef bint c_step_remove(int number) except -1       # False: there is none
+cdef bint c_step_remove(int number) except -1       # False: no such handler

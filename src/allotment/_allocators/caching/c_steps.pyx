@@ -8,12 +8,12 @@ cdef int latest = 0
 
 @cython.final
 cdef class CStep:
-    """A C function as a step; entry points make one."""
+    """A C function as a handler; entry points create one."""
     cdef step_t step
     cdef void* owner
 
     def __call__(self, facts: OutOfMemoryFacts) -> bool:
-        """What the function says."""
+        """Return the function's result."""
         cdef Shortage told
         cdef int again
         told.size = sizeof(Shortage)

@@ -23,7 +23,7 @@ cdef int apply_to_engine(Allocator allocator, object settings) except -1:
     fill_rules(&rules, chosen)
     reserves = reserves_of(allocator, settings, allocator.reserve_classes)
     if not allocator.current_settings.expandable_segments:
-        warn_of_plain_segments(allocator.device, settings)   # first: a warning may be an error
+        warn_of_plain_segments(allocator.device, settings)   # first: a filter may make it an error
     allocator.enter()
     if chosen is not allocator.rules and (
             allocator.engine.first_range != NULL or tally_now(&allocator.engine.stats.reserved_bytes) > 0):
@@ -36,7 +36,7 @@ cdef int apply_to_engine(Allocator allocator, object settings) except -1:
     allocator.engine.tuning = tuning
     allocator.engine.rules = rules
     if tuning.release_lock:
-        # From now on threads come back from the device without the interpreter lock.
+        # From now on, threads come back from the device without the interpreter lock.
         allocator.engine.interpreter_guards = False
     engine_leave(allocator.engine)
     allocator.rules = chosen
@@ -44,7 +44,7 @@ cdef int apply_to_engine(Allocator allocator, object settings) except -1:
 
 
 cdef int warn_of_plain_segments(Device device, object settings) except -1:
-    """As PyTorch does on platforms without virtual memory: the setting is no error, and has no effect."""
+    """Warn that the setting has no effect, as PyTorch does on platforms without virtual memory. It is no error."""
     if settings.expandable_segments and not device.table.capabilities & CAN_VIRTUAL:
         logs.plain_segments(device.name)
         warnings.warn(
@@ -54,7 +54,7 @@ cdef int warn_of_plain_segments(Device device, object settings) except -1:
 
 
 cdef list reserves_of(Allocator allocator, object settings, dict classes):
-    """(stream, bytes that ranges for it reserve) in bytes of this device; None is every stream without a class."""
+    """Return (stream, bytes that ranges for it reserve) on this device; None means every stream without a class."""
     total = allocator.engine.total_memory
     whole = settings.expandable_segments_reserve
     by_class = dict(settings.expandable_segments_reserve_by_class)
@@ -65,7 +65,7 @@ cdef list reserves_of(Allocator allocator, object settings, dict classes):
 
 
 cdef int apply_reserves(Allocator allocator, list reserves) except -1:
-    """Tell the engine what ranges reserve."""
+    """Tell the engine how much ranges reserve."""
     cdef stream_t handle
     cdef bytes_t size
     cdef Failure failure

@@ -1,4 +1,4 @@
-"""The way into the engine for C code, which may or may not hold the interpreter lock."""
+"""Lets C code enter the engine, whether it holds the interpreter lock or not."""
 
 from allotment._core.engine cimport engine_try_enter
 from allotment._core.model.model cimport Engine
@@ -7,5 +7,5 @@ cdef bint enter_slowly(Engine* engine) noexcept nogil
 
 
 cdef inline bint enter_once(Engine* engine) noexcept nogil:
-    """Whether this thread is inside now; not, if it was already. Who holds the interpreter lock lets it go to wait."""
+    """Enter; return False if this thread was already inside. A caller with the interpreter lock releases it to wait."""
     return engine_try_enter(engine) or enter_slowly(engine)

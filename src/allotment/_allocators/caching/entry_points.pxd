@@ -1,8 +1,8 @@
 """The allocator for C: one versioned table of functions that need no interpreter lock.
 
-For frameworks, kernels and foreign runtimes. Get it from `entry_points(allocator)`; it, and the
-engine behind it, stay valid until the process ends. No exception crosses it: a call that fails returns
-NULL (or 0), and `last_error` has the words, per thread. Callers may or may not hold the interpreter lock.
+For frameworks, kernels and foreign runtimes. Get the table from `entry_points(allocator)`; the table and its engine
+stay valid until the process ends. No exception crosses it: a call that fails returns NULL (or 0), and `last_error`
+returns the text, per thread. Callers may hold the interpreter lock or not.
 """
 
 from libc.stddef cimport size_t
@@ -26,30 +26,29 @@ cdef struct EntryPoints:
     void* (*base_allocation)(void* context, void* address, size_t* size) noexcept nogil
     int (*set_memory_fraction)(void* context, double fraction, int device) noexcept nogil
     size_t (*last_error)(void* context, char* text, size_t capacity) noexcept nogil
-    # Requests on streams that `accepts` says yes to (NULL: all) are served by a private pool. It is called inside the
-    # allocator, with `self`, which belongs to the route from then on: `drop` takes it back. A begin that fails has
-    # taken nothing.
+    # A private pool serves requests on streams that `accepts` accepts (NULL: all). The allocator calls `accepts`
+    # inside, with `self`, which the route then owns: `drop` releases it. A begin that fails takes over nothing.
     int (*begin_allocate_to_pool)(void* context, uint64_t first, uint64_t second, filter_t accepts, drop_t drop,
                                   void* self) noexcept nogil
     int (*end_allocate_to_pool)(void* context, uint64_t first, uint64_t second) noexcept nogil
     int (*release_pool)(void* context, uint64_t first, uint64_t second) noexcept nogil
-    # A step of `on_out_of_memory`, and its end; a number by which it is ended, 0 if it is refused. Both take the
-    # interpreter lock; the step is called without it.
+    # Adds an `on_out_of_memory` handler, and removes it. Returns a number for the removal, 0 if refused. Both acquire
+    # the interpreter lock; the handler is called without it.
     int (*on_out_of_memory)(void* context, step_t step, void* self, int tries) noexcept nogil
     int (*remove_step)(void* context, int step) noexcept nogil
 
-# For an Allocator, or for a Tenant of one, which lives as long as the table: for ever, unless that is dropped by who
-# knows all that could call it.
+# The table of an Allocator, or of a Tenant. The table keeps the object alive for ever, unless code that knows all its
+# callers drops the table.
 cdef EntryPoints* entry_points_of(object allocator) except NULL
 cdef int entry_points_drop(EntryPoints* table) except -1
 
-cdef struct Lent:               # the block that a request was given
+cdef struct Lent:               # the block that serves a request
     bytes_t size
-    bint is_fresh               # its pages are as the device gave them: no one has had them
-    bint is_plain               # it lies in a segment of the device's own, which is one mapping
+    bint is_fresh               # its pages come fresh from the device: no one has used them
+    bint is_plain               # it lies in a plain segment, which is one mapping
 
-# The same as `allocate` and `free` of the table, for those who have to know the block. A size of 0: the address is not
-# of a block in use here, and nothing happened.
+# Variants of the table's `allocate` and `free` for callers that need to know the block. A size of 0 means that no block
+# in use here has that address, and nothing happened.
 cdef void* allocate_block(EntryPoints* table, size_t size, void* stream, Lent* lent) noexcept nogil
 cdef bytes_t free_block(EntryPoints* table, void* address) noexcept nogil
 cdef bytes_t block_size(EntryPoints* table, void* address) noexcept nogil
@@ -57,11 +56,11 @@ cdef bytes_t block_size(EntryPoints* table, void* address) noexcept nogil
 # Whether the default stream has work, which may still use memory that was freed on it.
 cdef bint default_stream_has_work(EntryPoints* table) noexcept nogil
 
-# A framework's current stream of a device, in the calling thread. Asked for before the engine is entered, and only
-# while it decides something: while a graph may be captured.
+# Returns a framework's current stream of a device in the calling thread. Called before the engine is entered, and only
+# while it matters: while a graph may be captured.
 ctypedef stream_t (*current_t)(int device) noexcept nogil
 cdef void follow_current_stream(EntryPoints* table, current_t current) noexcept nogil
 
-# The calling thread's last failure, of any table; and as the exception that Python would have got.
+# The calling thread's last failure, of any table; and the exception that Python would have raised for it.
 cdef Failure* last_failure() noexcept nogil
 cdef object last_exception(const EntryPoints* table)

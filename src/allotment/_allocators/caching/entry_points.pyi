@@ -6,12 +6,12 @@ from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
 
 def entry_points(allocator: Allocator | Tenant) -> Any:
-    """The C functions of an `Allocator`, or of a `Tenant` of one, as a capsule named "allotment.entry_points".
+    """Return the C functions of an `Allocator`, or of a `Tenant`, as a capsule named "allotment.entry_points".
 
-    Their form is the struct of entry_points.pxd. Whoever has them may call them at any time and on any thread, with or
-    without the interpreter lock, so the allocator then lives as long as the process, and a hit from Python takes the
-    engine's lock too. Raises TypeError for anything else.
+    Their form is the struct of entry_points.pxd. C code may call them at any time and on any thread, with or without
+    the interpreter lock. So the allocator then lives as long as the process, and a hit from Python acquires the
+    engine's lock too. Raises TypeError for any other object.
     """
 
 def entry_points_address(allocator: Allocator | Tenant) -> int:
-    """The address of the same table, for ctypes and foreign runtimes; see `entry_points`."""
+    """Return the address of the same table, for ctypes and foreign runtimes; see `entry_points`."""

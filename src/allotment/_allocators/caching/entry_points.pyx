@@ -55,11 +55,11 @@ assert sizeof(Failure) <= sizeof(last_failure_words)
 
 cdef struct Context:
     Engine* engine
-    void* allocator         # the Allocator, which is never let go of
-    uint32_t tenant         # as contexts carry it
-    const int* level        # the allocator's: what contexts are gathered for
-    const gather_t* gather  # likewise: the framework's way to gather them
-    current_t current       # the framework's current stream, if it has told us how to ask; else NULL
+    void* allocator         # the Allocator, which is never released
+    uint32_t tenant         # in the form that contexts carry
+    const int* level        # the allocator's level: what contexts are gathered for
+    const gather_t* gather  # likewise: the framework's function that gathers them
+    current_t current       # returns the framework's current stream; NULL if the framework gave no such function
 
 
 cdef Failure* last_failure() noexcept nogil:
@@ -70,11 +70,11 @@ cdef uint32_t stack_here() noexcept with gil:
     try:
         return capture_stack()
     except BaseException:
-        return 0    # a history without this stack is better than a request without memory
+        return 0    # better a history without this stack than a request without memory
 
 
 cdef inline uint32_t context_here(Context* context, int needed) noexcept nogil:
-    """The number of the stack, if one is wanted of calls like this and there can still be one."""
+    """Return the number of the stack, if such calls record one and one can still be stored."""
     if context.level[0] < needed or interpreter_ends():
         return 0
     return stack_here() if context.gather[0] == NULL else context.gather[0]()
@@ -89,7 +89,7 @@ cdef void pace(Context* context) noexcept nogil:
 
 
 cdef inline bint take_current(Context* context, CurrentStream* entered) noexcept nogil:
-    """Enter the framework's current stream where it decides anything, and not from inside; whether that was so."""
+    """Enter the framework's current stream, if it matters and the thread is not inside already; return whether."""
     cdef Engine* engine = context.engine
     if (context.current == NULL or engine.impure_routes == 0 or not engine.rules.only_captures_defer
             or engine_is_inside(engine)):
@@ -103,7 +103,7 @@ cdef void follow_current_stream(EntryPoints* table, current_t current) noexcept 
 
 
 cdef inline bint enter(Engine* engine) noexcept nogil:
-    """False if this thread is inside already, which is noted as the last failure."""
+    """Return False, and note it as the last failure, if this thread is inside already."""
     return enter_once(engine) or called_from_inside()
 
 
@@ -118,12 +118,12 @@ cdef int note(const Failure* failure) noexcept nogil:
 
 
 cdef address_t serve_after_shortage(Context* context, Request* request) noexcept with gil:
-    """Ask those who have a say; 0, after telling the observers, if that does not help."""
+    """Call the out-of-memory handlers; return 0, after calling the observers, if that does not help."""
     cdef Allocator allocator = <Allocator> context.allocator
     try:
         return allocator.allocate_after_failure(request)
     except OutOfMemoryError:
-        return 0    # goes to the caller as NULL
+        return 0    # the caller gets NULL
     except BaseException as error:
         report(error, allocator)
         return 0
@@ -157,7 +157,10 @@ cdef void* allocate(void* self, size_t size, int device, void* stream) noexcept 
 
 
 cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent, bint entered) noexcept nogil:
-    """A request; `lent`, unless NULL, is told what served it. `entered`: inside already, with nobody to ask."""
+    """Serve a request; `lent`, unless NULL, receives the block.
+
+    `entered`: already inside, so no handler can be called.
+    """
     cdef Engine* engine = context.engine
     cdef CurrentStream current
     cdef bint took_current
@@ -207,13 +210,13 @@ cdef void* serve_context(Context* context, size_t size, void* stream, Lent* lent
     if request.given_back >= 0 and not interpreter_ends():
         log_retry(context, &request, address != 0)
     if address == 0:
-        if request.failure.reason == FAILED_OUT_OF_MEMORY:     # a rejection is none: nothing was tried
+        if request.failure.reason == FAILED_OUT_OF_MEMORY:     # a rejection does not count: nothing was tried
             address = serve_after_shortage(context, &request)
             if lent != NULL and address != 0:
                 lent.size = block_size_at(engine, address)
                 lent.is_fresh = lent.is_plain = False
         if address == 0:
-            note(&request.failure)      # after them: what they call may fail too
+            note(&request.failure)      # after the observers, because what they call may fail too
     return <void*> address
 
 
@@ -261,7 +264,7 @@ cdef int free_locking(Context* context, void* address) noexcept nogil:
 
 
 cdef bytes_t size_at(const Engine* engine, address_t address) noexcept nogil:
-    """0 if no block in use begins there. pre: inside"""
+    """Return 0 if no block in use begins there. pre: inside"""
     cdef Block* block = block_at(engine, address)
     return block.size if block != NULL else <bytes_t> map_get(&engine.direct, address)
 
@@ -299,7 +302,7 @@ cdef bytes_t free_block(EntryPoints* table, void* address) noexcept nogil:
         return size if size == 0 or free_later(engine, <address_t> address, &failure) else 0
     size = size_at(engine, <address_t> address)
     if size != 0 and context.level[0] >= EVERYTHING:
-        engine_leave(engine)            # a stack is gathered outside; whose the block is does not change meanwhile
+        engine_leave(engine)            # stacks are gathered outside; the owner of the block does not change meanwhile
         stack = context_here(context, EVERYTHING)
         enter(engine)
     if size != 0 and not engine_free(engine, <address_t> address, stack, &failure):
@@ -426,7 +429,7 @@ cdef int remove_step(void* self, int step) noexcept with gil:
 
 
 cdef size_t last_error(void* self, char* text, size_t capacity) noexcept nogil:
-    """The words of the calling thread's last failure; their length, cut to `capacity`."""
+    """Copy the text of the calling thread's last failure, cut to `capacity`; return its length."""
     cdef const Failure* failure = last_failure()
     cdef char words[256]
     cdef int length
@@ -463,7 +466,7 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     cdef EntryPoints* table
     cdef Context* context
     if tenant is None and not isinstance(allocator, Allocator):
-        raise TypeError(f"entry points are of a caching Allocator or of a Tenant, not of {type(allocator).__name__}")
+        raise TypeError(f"only a caching Allocator or a Tenant has entry points, not {type(allocator).__name__}")
     owner = allocator if tenant is None else tenant.allocator
     table = <EntryPoints*> calloc(1, sizeof(EntryPoints))
     context = <Context*> calloc(1, sizeof(Context))
@@ -503,7 +506,7 @@ cdef object last_exception(const EntryPoints* table):
     if failure.reason == NO_FAILURE:
         return RequestError(
             "the allocator was called from inside itself; a tracker, a filter and its device may only free")
-    if failure.reason == FAILED_OUT_OF_MEMORY:      # others have not said what was requested
+    if failure.reason == FAILED_OUT_OF_MEMORY:      # other failures do not contain what was requested
         try:
             owner.checked_size(failure.requested)
         except AllotmentError as error:
@@ -512,15 +515,15 @@ cdef object last_exception(const EntryPoints* table):
 
 
 def entry_points(allocator: Allocator | Tenant) -> Any:
-    """The C functions of an `Allocator`, or of a `Tenant` of one, as a capsule named "allotment.entry_points".
+    """Return the C functions of an `Allocator`, or of a `Tenant`, as a capsule named "allotment.entry_points".
 
-    Their form is the struct of entry_points.pxd. Whoever has them may call them at any time and on any thread, with or
-    without the interpreter lock, so the allocator then lives as long as the process, and a hit from Python takes the
-    engine's lock too. Raises TypeError for anything else.
+    Their form is the struct of entry_points.pxd. C code may call them at any time and on any thread, with or without
+    the interpreter lock. So the allocator then lives as long as the process, and a hit from Python acquires the
+    engine's lock too. Raises TypeError for any other object.
     """
     return PyCapsule_New(entry_points_of(allocator), b"allotment.entry_points", NULL)
 
 
 def entry_points_address(allocator: Allocator | Tenant) -> int:
-    """The address of the same table, for ctypes and foreign runtimes; see `entry_points`."""
+    """Return the address of the same table, for ctypes and foreign runtimes; see `entry_points`."""
     return <size_t> entry_points_of(allocator)

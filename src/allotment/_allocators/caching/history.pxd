@@ -1,4 +1,4 @@
-"""`allocator.history`: what happened to its memory, trackers and annotations, and snapshots of all of it."""
+"""`allocator.history`: recording, trackers, annotations and snapshots."""
 
 from libc.stddef cimport size_t
 

@@ -13,42 +13,43 @@ from allotment._allocators.parts import Part
 class History(Part):
     """What happened to an allocator's memory, and how it lies now: `allocator.history`.
 
-    It records, tells trackers, takes snapshots and finds leaks. Safe to use from several threads.
+    It records, calls trackers, takes snapshots and finds leaks. Safe to use from several threads.
     """
 
     def __init__(self, allocator: Allocator) -> None: ...
     def attach_trace_tracker(self, tracker: Callable[..., None], *, entries: bool = False) -> None:
         """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, until it is detached.
 
-        With `entries` it is called with the whole entry instead, a dictionary as a snapshot shows it (time, metadata,
-        and the stack in "frames" if `record_history` gathers them), and with the "device", its index.
+        With `entries`, the tracker gets the whole entry instead, a dictionary as in a snapshot (time, metadata, and the
+        stack in "frames" if `record_history` gathers stacks), and the "device", its index.
 
-        It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
-        For "oom" the address is the device's free memory. What it raises is reported through `sys.unraisablehook`.
-        Raises TypeError for what cannot be called.
+        It runs inside the allocator, on the thread whose call made the entry, and may call only `free` of the
+        allocator. For "oom" the address is the device's free memory. `sys.unraisablehook` gets its exceptions. Raises
+        TypeError if it is not callable.
         """
     def detach_trace_tracker(self, tracker: Callable[..., None]) -> None:
-        """Call a tracker no more. One that was attached twice is called once from now on.
+        """Stop calling a tracker. A tracker attached twice is called once from now on.
 
         Raises RequestError if it is not attached.
         """
     def mark(self) -> Mark:
-        """This moment, for `alive` to tell what was allocated before it from what was allocated after.
+        """Return a mark of this moment, with which `alive` tells earlier allocations from later ones.
 
-        Until it is closed or forgotten it hears of every free, so that requests and frees take the long way: for
-        finding leaks, not for good. Safe to call from several threads; what others do at the same time may count as
-        before or after.
+        Until the mark is closed or dropped it observes every free, so requests and frees take the slow path: use it to
+        find leaks, not permanently. Safe to call from several threads; what other threads do at the same time may count
+        as before or after.
         """
     def alive(self, *, before: Mark | None = None, after: Mark | None = None) -> list[Alive]:
-        """What is in use, by the place that allocated it, the most bytes first; all, or on one side of a mark.
+        """Return the blocks in use by the place that allocated them, most bytes first; all, or those on one side of a
+        mark.
 
-        Places are known of what was allocated while stacks were gathered: `record_history("state")`. Looks at every
-        block. Raises RequestError for two sides, or a mark of another allocator.
+        The place is known for allocations made while stacks were recorded: `record_history("state")`. Visits every
+        block. Raises RequestError for both sides at once, or for a mark of another allocator.
         """
     def annotate(self, block: Buffer | int, text: str) -> None:
-        """Note a text for a block in use, an address or a `Buffer`, as an entry of the history.
+        """Add a text about a block in use, an address or a `Buffer`, as an entry of the history.
 
-        Raises AddressError if there is no such block, RequestError if the rules in force have no such entry.
+        Raises AddressError if no such block exists, RequestError if the rules in force have no such entry.
         """
     def record(
         self,
@@ -64,23 +65,23 @@ class History(Part):
     ) -> None:
         """See `Allocator.record_history`."""
     def is_enabled(self) -> bool:
-        """Whether `record_history` keeps what happens, now. Safe to call from several threads."""
+        """Whether `record_history` is recording. Safe to call from several threads."""
     def _resize_in_place(self) -> None:
-        """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
+        """Make a change of `max_entries` leave entries in place, as in PyTorch: for comparing recordings."""
     def record_annotation(self, pairs: Mapping[str, Any]) -> None:
-        """Add an entry of your own to the history: `snapshot` shows it under "external_annotations".
+        """Add your own entry to the history; `snapshot` shows it under "external_annotations".
 
-        It gets the device's index and the time. Nothing happens while no history is recorded.
+        It gets the device's index and the time. Does nothing while no history is recorded.
         """
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
-        """The segments of `snapshot` alone; (0, 0) is all of them, another id those of that pool.
+        """Return only the segments of `snapshot`; (0, 0) means all, another id means those of that pool.
 
-        Looks at every block with the lock held, and adds a "snapshot" entry to the trace. Raises PoolError for a pool
-        that never was. Safe to call from several threads.
+        Visits every block under the lock, and adds a "snapshot" entry to the trace. Raises PoolError for a pool that
+        never existed. Safe to call from several threads.
         """
     def _segments_of(self, pool: PoolId) -> list[dict[str, Any]]:
-        """`segments` also of a pool that never was, which has none, as PyTorch says: for comparing with what it did."""
+        """Variant of `segments` that returns none for a pool that never existed, as PyTorch does: for comparisons."""
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
         """See `Allocator.snapshot`."""
     def dump_snapshot(self, path: str | PathLike[str]) -> None:
-        """Write `snapshot()` to a file that PyTorch's memory tools open, without making its dictionaries first."""
+        """Write `snapshot()` to a file that PyTorch's memory tools open, without creating its dictionaries."""

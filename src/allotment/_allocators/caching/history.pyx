@@ -51,7 +51,7 @@ cdef class History(Part):
     """History(allocator)\n--\n
     What happened to an allocator's memory, and how it lies now: `allocator.history`.
 
-    It records, tells trackers, takes snapshots and finds leaks. Safe to use from several threads.
+    It records, calls trackers, takes snapshots and finds leaks. Safe to use from several threads.
     """
 
     def __cinit__(self, Allocator allocator not None):
@@ -62,12 +62,12 @@ cdef class History(Part):
     def attach_trace_tracker(self, tracker: Callable[..., None], *, entries: bool = False) -> None:
         """Call `tracker(action, address, size, stream, pool)` at every entry of the trace, until it is detached.
 
-        With `entries` it is called with the whole entry instead, a dictionary as a snapshot shows it (time, metadata,
-        and the stack in "frames" if `record_history` gathers them), and with the "device", its index.
+        With `entries`, the tracker gets the whole entry instead, a dictionary as in a snapshot (time, metadata, and the
+        stack in "frames" if `record_history` gathers stacks), and the "device", its index.
 
-        It runs inside the allocator, on the thread whose call made the entry, and may call nothing of it but `free`.
-        For "oom" the address is the device's free memory. What it raises is reported through `sys.unraisablehook`.
-        Raises TypeError for what cannot be called.
+        It runs inside the allocator, on the thread whose call made the entry, and may call only `free` of the
+        allocator. For "oom" the address is the device's free memory. `sys.unraisablehook` gets its exceptions. Raises
+        TypeError if it is not callable.
         """
         read_callable(tracker, "a tracker")
         if entries:
@@ -75,7 +75,7 @@ cdef class History(Part):
         self.replace_trackers(None, tracker)
 
     def detach_trace_tracker(self, tracker: Callable[..., None]) -> None:
-        """Call a tracker no more. One that was attached twice is called once from now on.
+        """Stop calling a tracker. A tracker attached twice is called once from now on.
 
         Raises RequestError if it is not attached.
         """
@@ -86,7 +86,10 @@ cdef class History(Part):
         raise RequestError(f"{tracker!r} is not a tracker of {self.allocator!r}, or it is detached already")
 
     cdef bint replace_trackers(self, object gone, object new) except -1:
-        """Take one tracker out, or put one in; False if it is not there. The list that the engine has never changes."""
+        """Remove one tracker, or add one; return False if it is not attached.
+
+        The list that the engine has never changes.
+        """
         cdef list before = self.allocator.trackers
         cdef list after
         cdef bint collects = self.allocator.enter_making_objects()
@@ -98,7 +101,7 @@ cdef class History(Part):
             elif identity_in(before, gone) >= 0:
                 del after[identity_in(before, gone)]
             else:
-                return False        # another thread was quicker
+                return False        # another thread was faster
             self.allocator.trackers = after
             if after:
                 trace_track(&self.allocator.engine.trace, call_trackers, <void*> after)
@@ -106,27 +109,28 @@ cdef class History(Part):
                 trace_track(&self.allocator.engine.trace, NULL, NULL)
         finally:
             self.allocator.leave_making_objects(collects)
-        return True         # what the list before kept goes here, outside
+        return True         # frees the objects of the previous list here, outside the engine
 
     # --- leaks ---
 
     def mark(self) -> Mark:
-        """This moment, for `alive` to tell what was allocated before it from what was allocated after.
+        """Return a mark of this moment, with which `alive` tells earlier allocations from later ones.
 
-        Until it is closed or forgotten it hears of every free, so that requests and frees take the long way: for
-        finding leaks, not for good. Safe to call from several threads; what others do at the same time may count as
-        before or after.
+        Until the mark is closed or dropped it observes every free, so requests and frees take the slow path: use it to
+        find leaks, not permanently. Safe to call from several threads; what other threads do at the same time may count
+        as before or after.
         """
         return leaks.Mark(self.allocator)
 
     def alive(self, *, before: Mark | None = None, after: Mark | None = None) -> list[Alive]:
-        """What is in use, by the place that allocated it, the most bytes first; all, or on one side of a mark.
+        """Return the blocks in use by the place that allocated them, most bytes first; all, or those on one side of a
+        mark.
 
-        Places are known of what was allocated while stacks were gathered: `record_history("state")`. Looks at every
-        block. Raises RequestError for two sides, or a mark of another allocator.
+        The place is known for allocations made while stacks were recorded: `record_history("state")`. Visits every
+        block. Raises RequestError for both sides at once, or for a mark of another allocator.
         """
         if before is not None and after is not None:
-            raise RequestError("alive: ask for one side of a mark, before or after")
+            raise RequestError("alive: give only one side of a mark, before or after")
         mark = before if before is not None else after
         if mark is None:
             return leaks.alive(self.segments(), lambda address: True)
@@ -134,9 +138,9 @@ cdef class History(Part):
         return leaks.alive(self.segments(), lambda address: mark.is_before(address) == (before is not None))
 
     def annotate(self, block: Buffer | int, text: str) -> None:
-        """Note a text for a block in use, an address or a `Buffer`, as an entry of the history.
+        """Add a text about a block in use, an address or a `Buffer`, as an entry of the history.
 
-        Raises AddressError if there is no such block, RequestError if the rules in force have no such entry.
+        Raises AddressError if no such block exists, RequestError if the rules in force have no such entry.
         """
         cdef address_t address = read_block(block)
         cdef uint32_t note = intern_name(text)
@@ -209,16 +213,16 @@ cdef class History(Part):
         self.allocator.recorder = recorder if listens else None
         self.allocator.most_annotations = most
         if forgets:
-            self.allocator.annotations = []       # what the old ones hold goes outside of the lock
+            self.allocator.annotations = []       # the old ones free their objects outside the lock
 
     cdef int start_file(self, HistoryFile file) except -1:
-        """Send the history there from now on. The arrangement that it begins with is of the same moment."""
+        """Send the history to a file from now on. The arrangement at its begin is of the same moment."""
         cdef Arrangement arrangement
         cdef TraceRecord* none = NULL
         cdef bint ok
         begins = io.BytesIO()
         self.allocator.enter()
-        self.allocator.file = file        # first: as long as the engine knows the spool, the file must stay
+        self.allocator.file = file        # first: the file must live as long as the engine knows the spool
         with nogil:
             ok = walk_segments(self.allocator.engine, 0, 0, &arrangement)
             if ok:
@@ -246,7 +250,7 @@ cdef class History(Part):
         return 0
 
     cdef int end_file(self) except -1:
-        """Write what is left of a history file and close it. Raises what writing failed with."""
+        """Write the rest of a history file and close it. Raises the error of writing."""
         cdef HistoryFile file = self.allocator.file
         if file is None:
             return 0
@@ -266,7 +270,7 @@ cdef class History(Part):
         self.end_file()
 
     def _flush(self):
-        """Let the file have what is not a full batch yet."""
+        """Queue the records that do not fill a batch yet."""
         cdef HistoryFile file = self.allocator.file
         self.allocator.enter()
         if file is not None and self.allocator.engine.trace.spool == <void*> &file.spool:
@@ -274,17 +278,17 @@ cdef class History(Part):
         engine_leave(self.allocator.engine)
 
     def is_enabled(self) -> bool:
-        """Whether `record_history` keeps what happens, now. Safe to call from several threads."""
+        """Whether `record_history` is recording. Safe to call from several threads."""
         return self.allocator.engine.trace.history
 
     def _resize_in_place(self) -> None:
-        """Another `max_entries` leaves entries where they are, as PyTorch does: for comparing with what it recorded."""
+        """Make a change of `max_entries` leave entries in place, as in PyTorch: for comparing recordings."""
         self.allocator.engine.trace.in_place = True
 
     def record_annotation(self, pairs: Mapping[str, Any]) -> None:
-        """Add an entry of your own to the history: `snapshot` shows it under "external_annotations".
+        """Add your own entry to the history; `snapshot` shows it under "external_annotations".
 
-        It gets the device's index and the time. Nothing happens while no history is recorded.
+        It gets the device's index and the time. Does nothing while no history is recorded.
         """
         if self.allocator.engine.trace.history:
             note = {**pairs, "device": self.allocator.device.table.device, "time_us": time.time_ns() // 1000}
@@ -296,10 +300,10 @@ cdef class History(Part):
     # --- snapshots ---
 
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
-        """The segments of `snapshot` alone; (0, 0) is all of them, another id those of that pool.
+        """Return only the segments of `snapshot`; (0, 0) means all, another id means those of that pool.
 
-        Looks at every block with the lock held, and adds a "snapshot" entry to the trace. Raises PoolError for a pool
-        that never was. Safe to call from several threads.
+        Visits every block under the lock, and adds a "snapshot" entry to the trace. Raises PoolError for a pool that
+        never existed. Safe to call from several threads.
         """
         cdef uint64_t first, second
         cdef Failure failure
@@ -311,7 +315,7 @@ cdef class History(Part):
         return self._segments_of(pool)
 
     def _segments_of(self, pool: PoolId) -> list[dict[str, Any]]:
-        """`segments` also of a pool that never was, which has none, as PyTorch says: for comparing with what it did."""
+        """Variant of `segments` that returns none for a pool that never existed, as PyTorch does: for comparisons."""
         cdef Arrangement arrangement
         cdef uint64_t first, second
         cdef bint ok
@@ -328,7 +332,7 @@ cdef class History(Part):
             arrangement_clear(&arrangement)
 
     cdef TraceRecord* copy_history(self, size_t* count) except NULL:
-        """The records of the history, oldest first, for the caller to free."""
+        """Return the records of the history, oldest first; the caller frees them."""
         cdef TraceRecord* copies
         self.allocator.enter()
         count[0] = self.allocator.engine.trace.stored
@@ -341,7 +345,7 @@ cdef class History(Part):
         return copies
 
     cdef list entries(self):
-        """The trace as dictionaries, oldest first."""
+        """Return the trace as dictionaries, oldest first."""
         cdef size_t count = 0
         cdef TraceRecord* copies = self.copy_history(&count)
         try:
@@ -360,7 +364,7 @@ cdef class History(Part):
         return shown if views is None else {**shown, VIEWS: views}
 
     cdef list mappings(self):
-        """Where memory that may have several addresses is mapped: chunk, size, region, address; None without such."""
+        """Return where memory with several addresses is mapped: chunk, size, region, address; None without any."""
         self.allocator.enter()
         try:
             return dense_views(self.allocator.engine)
@@ -368,7 +372,7 @@ cdef class History(Part):
             engine_leave(self.allocator.engine)
 
     def dump_snapshot(self, path: str | PathLike[str]) -> None:
-        """Write `snapshot()` to a file that PyTorch's memory tools open, without making its dictionaries first."""
+        """Write `snapshot()` to a file that PyTorch's memory tools open, without creating its dictionaries."""
         cdef size_t count = 0
         cdef TraceRecord* copies
         with replaced(path) as file:

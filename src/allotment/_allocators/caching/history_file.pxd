@@ -1,8 +1,8 @@
-"""A history on its way to a file: a spool that the engine fills, and a thread that empties it.
+"""A history on its way to a file: the engine fills a spool, and a thread empties it.
 
-The thread needs the interpreter only to render stacks and names that no record had before; rows are made and written
-without it. Once a second it asks for what is not a full batch yet, so a program that is killed loses a second at most.
-It keeps the file alive, but not the allocator.
+The thread needs the interpreter only to render stacks and names that are new; it makes and writes rows without it. Once
+a second it fetches records that do not fill a batch, so a killed program loses a second at most. The thread keeps the
+file alive, but not the allocator.
 """
 
 from libc.stddef cimport size_t
@@ -13,10 +13,10 @@ from allotment._core.records.spool cimport Batch, Spool
 cdef class HistoryFile:
     cdef Spool spool
     cdef object path, file, allocator, thread, error
-    cdef list notes                     # external annotations that are not written yet
+    cdef list notes                     # external annotations not yet written
     cdef int descriptor
     cdef unsigned char* buffer
-    cdef Batch* batch                   # taken, and not written yet
+    cdef Batch* batch                   # taken and not yet written
     cdef uint32_t stacks_told, names_told
     cdef uint64_t lost_told
     cdef bint finishing

@@ -3,10 +3,10 @@
 from os import PathLike
 
 def finish_all() -> None:
-    """Write what is left, and end the files: at the end of the process."""
+    """Write the rest and end the files, at the end of the process."""
 
 def opened_as_it_is(path: str, flags: int) -> int:
-    """For `open`: what another recorder has written there stays."""
+    """An opener for `open` that keeps what another recorder has written to the file."""
 
 class HistoryFile:
     """A file that a history is written to, from when it is started until it is finished.

@@ -37,18 +37,18 @@ cdef extern from *:
     long write "allotment_write"(int file, const void* content, size_t count) noexcept nogil
 
 cdef enum Pause:
-    IDLE                # nothing came for a while
-    NAMES_NEEDED        # a batch has stacks or names that the file does not
+    IDLE                # nothing arrived for a while
+    NAMES_NEEDED        # a batch has stacks or names that the file lacks
     FAILED              # the system refused to write
 
 cdef enum:
-    PATIENCE = 1000000  # microseconds after which it asks for what there is
+    PATIENCE = 1000000  # microseconds; then it fetches an incomplete batch
 
 cdef set open_files = set()
 
 
 def finish_all() -> None:
-    """Write what is left, and end the files: at the end of the process."""
+    """Write the rest and end the files, at the end of the process."""
     for file in list(open_files):
         allocator = (<HistoryFile> file).allocator()
         if allocator is not None:
@@ -69,12 +69,12 @@ cdef bint put(int file, const unsigned char* content, size_t count) noexcept nog
 
 
 def opened_as_it_is(path: str, flags: int) -> int:
-    """For `open`: what another recorder has written there stays."""
+    """An opener for `open` that keeps what another recorder has written to the file."""
     return os.open(path, flags & ~os.O_TRUNC, 0o666)
 
 
 cdef object opened_alone(object path):
-    """A file for writing, emptied, that no other recorder of this machine writes to."""
+    """Open an emptied file for writing; fail if another recorder of this machine writes to it."""
     file = open(path, "wb", buffering=0, opener=opened_as_it_is)
     try:
         if fcntl is not None:
@@ -118,7 +118,7 @@ cdef class HistoryFile:
         free(self.buffer)
 
     cdef int start(self, object allocator, bytes snapshot) except -1:
-        """Begin the file with the moment at which the recording begins, and write from now on."""
+        """Begin the file with the state at the begin of the recording, and write from now on."""
         self.allocator = weakref.ref(allocator)
         self.put_frame(SNAPSHOT, snapshot, 0)
         self.thread = threading.Thread(target=self._write, name="allotment-history", daemon=True)
@@ -129,11 +129,11 @@ cdef class HistoryFile:
     cdef bint writes_to(self, object path) except -1:
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.stat(path))
-        except (OSError, ValueError):       # there is no such file, or this one is closed
+        except (OSError, ValueError):       # the file does not exist, or is closed
             return False
 
     cdef int finish(self) except -1:
-        """Write what is left and close. Raises what writing failed with. pre: the trace knows it no more"""
+        """Write the rest and close. Raises the error of writing. pre: the trace no longer uses the file"""
         self.finishing = True
         if self.thread is None:         # it was never started
             spool_close(&self.spool)
@@ -159,12 +159,12 @@ cdef class HistoryFile:
                     raise OSError(errno, os.strerror(errno), self.path)
                 if self.finishing or self.spool.closed:
                     if self.spool.first != NULL:
-                        continue        # it came between the last look and the end
+                        continue        # it arrived between the last check and the end
                     break
                 allocator = self.allocator()
                 if allocator is not None:
                     allocator.history._flush()
-                del allocator       # the last one to know it may be this thread
+                del allocator       # this thread may have the last reference
             self.tell_new_names()
         except BaseException as error:
             spool_close(&self.spool)
@@ -175,7 +175,7 @@ cdef class HistoryFile:
             self.file.close()
 
     cdef int drain(self) noexcept nogil:
-        """Write full batches, as long as that needs no interpreter. A Pause."""
+        """Write full batches as long as that needs no interpreter. Return a Pause."""
         cdef uint32_t last_name = 0
         while True:
             if self.batch == NULL:
@@ -208,7 +208,7 @@ cdef class HistoryFile:
         return 0
 
     cdef int tell_new_names(self) except -1:
-        """Whatever needs the interpreter: stacks and names up to those of the batch, annotations, what was lost."""
+        """Write what needs the interpreter: the batch's new stacks and names, annotations, what was lost."""
         cdef uint32_t last_name = 0
         cdef uint32_t last_stack = 0
         cdef list notes = self.notes

@@ -24,16 +24,16 @@ cdef class Inspection(BasicInspection):
         self.allocator = allocator
 
     def reset_accumulated_stats(self) -> None:
-        """Let the sums of all allocations and frees start anew from 0. Safe to call from several threads."""
+        """Restart the sums of all allocations and frees at 0. Safe to call from several threads."""
         self.allocator.enter()
         stats_reset_accumulated(&self.allocator.engine.stats)
         engine_leave(self.allocator.engine)
 
     def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
-        """(base, size) of the plain segment that holds a live block, an address or a `Buffer`.
+        """Return (base, size) of the plain segment that contains a live block, an address or a `Buffer`.
 
-        Raises AddressError for what is not a live block's start, UnsupportedError for a block of an expandable
-        segment.
+        Raises AddressError for an address that is not the start of a live block, UnsupportedError for a block of an
+        expandable segment.
         """
         cdef Failure failure
         cdef address_t base = 0
@@ -46,10 +46,10 @@ cdef class Inspection(BasicInspection):
         return base, size
 
     def cache_info(self, largest: int = 0) -> int:
-        """The size of the largest free block, or `largest` if that is more.
+        """Return the size of the largest free block, or `largest` if that is larger.
 
-        With 0, the device's free memory takes its place, which is a call to the device. Looks at the largest block of
-        every pool and stream. Raises DeviceError.
+        With 0, the device's free memory takes its place, which calls the device. Examines the largest block of every
+        pool and stream. Raises DeviceError.
         """
         cdef bytes_t found
         if read_byte_count(largest) == 0:
@@ -60,7 +60,7 @@ cdef class Inspection(BasicInspection):
         return max(largest, found)
 
     def expandable_ranges(self) -> tuple[int, int]:
-        """(bytes, number) of the address ranges that are reserved for expandable segments."""
+        """Return (bytes, number) of the address ranges reserved for expandable segments."""
         cdef Range* range_
         cdef bytes_t size = 0
         cdef size_t count = 0
@@ -75,7 +75,7 @@ cdef class Inspection(BasicInspection):
         return size, count
 
     def expandable_segment_sizes(self) -> list[tuple[int, bool, int]]:
-        """(stream, is_small, mapped bytes) of each expandable segment of a stream other than 0."""
+        """Return (stream, is_small, mapped bytes) of each expandable segment of a stream other than 0."""
         cdef Range* range_
         cdef list sizes = []
         cdef bint collects = self.allocator.enter_making_objects()
@@ -91,30 +91,30 @@ cdef class Inspection(BasicInspection):
         return sizes
 
     def touch(self, address: Buffer | int, stream: Stream | int | None = None, *, write: bool = True) -> None:
-        """Tell the sanitizer that work submitted to `stream` now touches memory at `address`, or reads it alone.
+        """Tell the sanitizer that work submitted to `stream` now writes, or only reads, memory at `address`.
 
-        `address` may lie anywhere in a block; None is the calling thread itself, or the stream whose function it runs.
-        Arrays that `array` and its kin make tell of NumPy's functions by themselves. Without `sanitize` nothing
-        happens.
+        `address` may lie anywhere in a block. `stream` None means the calling thread itself, or the stream whose
+        function it runs. Arrays from `array` and similar methods report NumPy's functions by themselves. Without
+        `sanitize` this does nothing.
         """
         if self.allocator.sanitizer is not None:
             self.allocator.sanitizer.touched(
                 read_place(address), None if stream is None else self.allocator.stream_handle(stream), writes=write)
 
     def races(self) -> list[Report]:
-        """What the sanitizer has found so far, each with the stacks of both places; empty without `sanitize`.
+        """Return what the sanitizer has found so far, each with the stacks of both places; empty without `sanitize`.
 
-        Findings are also SanitizerWarnings as they are made. Freed memory is looked at when it leaves quarantine:
-        `close`, and a shortage of memory, let all of it go.
+        Each finding is also raised as a SanitizerWarning when it is made. The sanitizer checks freed memory when the
+        memory leaves quarantine; `close` and a shortage of memory empty the quarantine.
         """
         return [] if self.allocator.sanitizer is None else list(self.allocator.sanitizer.reports)
 
     # --- for tools and tests ---
 
     def pending_events(self) -> list[tuple[int, int, int]]:
-        """(stream, event, block address) of every event waited for, in queue order.
+        """Return (stream, event, block address) of every event that is waited for, in queue order.
 
-        Takes no lock when called from inside the allocator, by a scripted device that is asked about an event.
+        Takes no lock when called from inside the allocator, by a scripted device that is queried about an event.
         """
         cdef list events = []
         cdef bint collects
@@ -129,9 +129,9 @@ cdef class Inspection(BasicInspection):
         return events
 
     def check_invariants(self) -> None:
-        """Raise InvariantError, naming the first rule that does not hold.
+        """Raise InvariantError, naming the first invariant that does not hold.
 
-        Looks at everything the allocator knows, with its lock held: for tests.
+        Checks everything that the allocator knows, under its lock: for tests.
         """
         cdef bint collects = self.allocator.enter_making_objects()
         try:
@@ -141,7 +141,7 @@ cdef class Inspection(BasicInspection):
 
 
 cdef int list_events(Engine* engine, list events) except -1:
-    """(stream, event, block address) of every event waited for."""
+    """List (stream, event, block address) of every event that is waited for."""
     cdef StreamRecord* stream = engine.first_waiting
     cdef PendingEvent* pending
     while stream != NULL:

@@ -1,4 +1,4 @@
-"""Finding leaks: what is alive, by the line that allocated it, and on which side of a mark in time."""
+"""Finds leaks: which memory is alive, the line that allocated it, and whether before or after a mark."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from allotment.errors import AllotmentError, RequestError
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Blocks in use that came from one place: `where` is "file:line function", `stack` that and its callers.
+    """Blocks in use that one place allocated: `where` is "file:line function", `stack` that place and its callers.
 
-    `blocks` is how many, `bytes` what was asked for.
+    `blocks` is their number, `bytes` the sum of their requested sizes.
     """
 
     where: str
@@ -26,9 +26,9 @@ class Alive:
 
 
 class Mark:
-    """A moment in an allocator's life, made by `History.mark`: it knows which blocks of before are still in use.
+    """A moment in an allocator's life, made by `History.mark`. It knows which earlier blocks are still in use.
 
-    For that it hears of every free until it is closed or forgotten.
+    For that it observes every free until it is closed or dropped.
     """
 
     def __init__(self, allocator: Any) -> None:
@@ -39,15 +39,15 @@ class Mark:
         self._before.update(addresses_in_use(allocator.history.segments()))
 
     def is_before(self, address: int) -> bool:
-        """Whether the block in use at an address was there at this moment."""
+        """Whether the block in use at an address existed at this moment."""
         return address in self._before
 
     def is_of(self, allocator: Any) -> bool:
-        """Whether it is a moment of this allocator's."""
+        """Whether the mark belongs to this allocator."""
         return self._allocator is allocator
 
     def close(self) -> None:
-        """Hear of frees no more; a second time, nothing happens."""
+        """Stop observing frees. A second call does nothing."""
         with suppress(AllotmentError):
             self._allocator.history.detach_trace_tracker(self._tracker)
 
@@ -73,14 +73,14 @@ def _forgetting(addresses: set[int]) -> Callable[..., None]:
 
 
 def addresses_in_use(segments: list[dict[str, Any]]) -> set[int]:
-    """Where the blocks in use begin."""
+    """Return the addresses of the blocks in use."""
     return {
         block["address"] for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"
     }
 
 
 def alive(segments: list[dict[str, Any]], chosen: Callable[[int], bool]) -> list[Alive]:
-    """The blocks in use whose address is chosen, by the place that they came from, the most bytes first."""
+    """Return the blocks in use whose address is chosen, by the place that allocated them, most bytes first."""
     blocks: Counter[tuple[str, ...]] = Counter()
     sizes: Counter[tuple[str, ...]] = Counter()
     for segment in segments:
@@ -93,6 +93,6 @@ def alive(segments: list[dict[str, Any]], chosen: Callable[[int], bool]) -> list
 
 
 def check_mark(mark: Any, allocator: Any) -> None:
-    """Raises unless a mark is of this allocator."""
+    """Raise unless a mark belongs to this allocator."""
     if not isinstance(mark, Mark) or not mark.is_of(allocator):
         raise RequestError(f"{mark!r} is not a mark of {allocator!r}; make one with its mark()")

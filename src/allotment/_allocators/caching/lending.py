@@ -1,8 +1,8 @@
-"""Lending: the idle memory of a private pool serves others for a while, because its owner promises not to use it.
+"""Lending: the idle memory of a private pool serves other requests for a while; its owner promises not to use it.
 
-A pool of captured graphs has memory between their runs that nothing uses. While it is lent, requests of the default
-pool have it before the device is asked, on the streams that it is for. What they get must be freed before the promise
-ends, and no graph may run meanwhile: both are checked, and told by the sanitizer where there is one.
+Between runs, a pool of captured graphs has memory that nothing uses. While the pool is lent, requests of the default
+pool get that memory before the engine asks the device, on the streams that the memory is for. They must be freed before
+the promise ends, and no graph may run meanwhile. Both are checked; with a sanitizer, violations are findings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def lent(allocator: Any, pool: PoolId) -> Iterator[None]:
         if lending:
             try:
                 if sanitizer is not None:
-                    allocator._empty_quarantine()  # what was freed there must not lie in the way of the graphs
+                    allocator._empty_quarantine()  # blocks kept there must not stay in the graphs' memory
             finally:
                 kept = allocator.pools._take_back(pool, owned)
             if sanitizer is not None:
@@ -47,12 +47,12 @@ def lent(allocator: Any, pool: PoolId) -> Iterator[None]:
 
 
 def launching(allocator: Any, pool: PoolId, stream: Any) -> None:
-    """A graph whose memory is in a pool is about to run."""
+    """Check a graph that is about to run, whose memory is in a pool."""
     if pool not in allocator.pools._lent:
         return
     if allocator._sanitizer is None:
         raise PoolError(
-            f"pool {pool} on {allocator.device.name} is lent, and a graph whose memory it has cannot run meanwhile;"
+            f"pool {pool} on {allocator.device.name} is lent, and a graph that uses its memory cannot run meanwhile;"
             " end lent() first"
         )
     allocator._sanitizer.launched(pool, stream)

@@ -1,6 +1,6 @@
-"""`allocator.limits`: pools, tags and tenants have limits of their own, and users have a say when one is reached.
+"""`allocator.limits`: limits of pools, tags and tenants, and handlers for running out of memory.
 
-What limits are is told in `_core/mechanism/limits`, what a say is in `chain`.
+`_core/mechanism/limits` explains limits, and `handlers` explains handlers.
 """
 
 from libc.stdint cimport uint64_t
@@ -17,5 +17,5 @@ cdef class Limits(ObservedLimits):
     cdef int put_limits(self, uint64_t first, uint64_t second, const EngineLimits* limits) except -1
     cdef int put_tenant_limit(self, object name, bytes_t most) except -1
     cdef bint is_tenant(self, object whose) except -1
-    # The id of the pool of a tag or of a pool object; made if it is a tag's and not there, if that is asked for.
+    # Finds the id of the pool of a tag or of a pool object. With `make`, creates a tag's pool that does not exist.
     cdef int find_pool(self, object whose, uint64_t* first, uint64_t* second, bint make=*) except -1

@@ -27,23 +27,23 @@ class Limits(ObservedLimits):
     def on_out_of_memory(self, step: Callable[[OutOfMemoryFacts], bool], *, tries: int = 1) -> Callable[[], None]:
         """See `Allocator.on_out_of_memory`."""
     def _frees_so_far(self) -> int:
-        """A number that changes whenever a block is freed. Takes no lock."""
+        """Return a number that changes whenever a block is freed. Takes no lock."""
     def _pool_limit(self, pool: PoolId) -> int | None:
-        """The hard limit of a pool."""
+        """Return the hard limit of a pool."""
     def _set_pool_limit(self, pool: PoolId, limit: int | str | None) -> None:
-        """Another hard limit; the other limits stay."""
+        """Change the hard limit; the other limits stay."""
     def _tag_limit(self, name: str) -> int | None:
-        """The hard limit of a tag. Raises PoolError if it is not there."""
+        """Return the hard limit of a tag. Raises PoolError if the tag does not exist."""
     def _tenant_limit(self, name: str) -> int | None:
-        """What a tenant may hold."""
+        """Return how much a tenant may hold."""
     def _set_tenant_limit(self, name: str, limit: int | str | None) -> None:
-        """Let a tenant hold so much and no more."""
+        """Limit how much a tenant may hold."""
     def add_free_memory_callback(self, callback: Callable[[], bool]) -> None:
-        """Call `callback()` at every miss, before the device is asked; it returns whether it freed anything.
+        """Call `callback()` at every cache miss, before the device is asked; it returns whether it freed anything.
 
-        It runs on the thread that asked, and may use the allocator, and others: no lock is held meanwhile. What it asks
-        for itself is served without callbacks. Threads that miss at the same time run it at the same time. What it
-        raises is reported through `sys.unraisablehook`. Raises TypeError for what cannot be called.
+        It runs on the requesting thread, and may use this allocator and others: no lock is held meanwhile. Its own
+        requests are served without callbacks. Threads that miss at the same time run it at the same time.
+        `sys.unraisablehook` gets its exceptions. Raises TypeError if it is not callable.
         """
     def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
-        """Call it no more. Raises RequestError if it was not added, or is removed already."""
+        """Stop calling a callback. Raises RequestError if it was not added, or is removed already."""

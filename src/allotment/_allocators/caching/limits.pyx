@@ -20,7 +20,7 @@ from allotment._core.tools.arguments cimport read_callable, read_pool_id
 import operator
 
 from allotment import _settings as config
-from allotment._allocators.caching.chain import Chain
+from allotment._allocators.caching.handlers import Handlers
 from allotment._allocators.caching.pool import Pool
 from allotment.errors import PoolError, RequestError
 
@@ -58,7 +58,7 @@ cdef class Limits(ObservedLimits):
         cdef bint is_tenant = tag is not None and self.is_tenant(tag)
         if hard is ... and soft is ... and reserved is ...:
             raise RequestError(
-                f"set_limit({tag!r}) has no limit: give hard=, soft= or reserved=, where None removes it")
+                f"set_limit({tag!r}) has no limit: give hard=, soft= or reserved=; None removes a limit")
         hard, soft, reserved = [None if limit is ... else limit for limit in (hard, soft, reserved)]
         limits.hard = read_limit(hard, no_limit())
         limits.soft = read_limit(soft, no_limit())
@@ -66,7 +66,7 @@ cdef class Limits(ObservedLimits):
         if tag is None:
             if reserved is not None:
                 raise RequestError(
-                    "nothing can be reserved for an allocator as a whole; reserve it for a tag or a pool")
+                    "memory cannot be reserved for a whole allocator; reserve it for a tag or a pool")
             self.allocator.limit = hard
             self.allocator.enter()
             soft_limit_set(self.allocator.engine, limits.soft)
@@ -75,7 +75,7 @@ cdef class Limits(ObservedLimits):
         if is_tenant:
             if soft is not None or reserved is not None:
                 raise RequestError(
-                    f"{tag!r} shares its cache with other tenants: it can have a hard limit alone; a tag or a pool can "
+                    f"{tag!r} shares its cache with other tenants: it can only have a hard limit; a tag or a pool can "
                     "have the others")
             self.put_tenant_limit(tag.name, limits.hard)
             return
@@ -83,13 +83,13 @@ cdef class Limits(ObservedLimits):
         self.put_limits(first, second, &limits)
 
     cdef bint is_tenant(self, object whose) except -1:
-        """Whether it is a tenant, and not a tag or a pool; refuses all else."""
-        from allotment._allocators.caching.tenants import Tenant     # late: it is made of allocators
+        """Whether `whose` is a tenant, not a tag or a pool. Raises for anything else."""
+        from allotment._allocators.caching.tenants import Tenant     # imported late: tenants use allocators
         if isinstance(whose, (str, Pool)):
             return False
         if not isinstance(whose, Tenant) or whose.allocator is not self.allocator:
             raise TypeError(
-                f"a tag's name, a Pool or a Tenant of {self.allocator!r} is meant, not "
+                f"a tag's name, a Pool or a Tenant of {self.allocator!r} is needed, not "
                 + (repr(whose) if isinstance(whose, Tenant) else type(whose).__name__))
         return True
 
@@ -102,9 +102,9 @@ cdef class Limits(ObservedLimits):
                 raise PoolError(f"{whose!r} is not a pool of {self.allocator!r}")
             return read_pool_id(whose.id, first, second)
         if not isinstance(whose, str):
-            raise TypeError(f"a tag is a text, not {type(whose).__name__}")
+            raise TypeError(f"a tag must be a text, not {type(whose).__name__}")
         if make:
-            named = tag_object(whose)       # keeps the number until the pool has it
+            named = tag_object(whose)       # keeps the number until the pool uses it
             tag = (<tag_object> named).number
         else:
             tag = tag_number(whose, False)
@@ -118,7 +118,7 @@ cdef class Limits(ObservedLimits):
         engine_leave(self.allocator.engine)
         if not ok:
             raise PoolError(
-                f"there is no tag {whose!r} on {self.allocator.device.name}; it was never made, or its memory is gone: "
+                f"there is no tag {whose!r} on {self.allocator.device.name}: it was never used, or its memory is gone; "
                 "allocate in it first")
         return 0
 
@@ -147,7 +147,7 @@ cdef class Limits(ObservedLimits):
         return 0
 
     cdef int put_tenant_limit(self, object name, bytes_t most) except -1:
-        """Count from now on what tenants hold, if it was not counted before."""
+        """Limit a tenant. From now on the engine counts what tenants hold, if it did not before."""
         cdef bytes_t[TENANTS_MOST][3] sums
         cdef uint32_t tenant = tenant_context(name) >> TENANT_SHIFT
         cdef int who
@@ -168,25 +168,25 @@ cdef class Limits(ObservedLimits):
             raise MemoryError("the host has no memory for the allocator's own records")
         return 0
 
-    # --- a say when memory runs out ---
+    # --- out-of-memory handlers ---
 
     def on_out_of_memory(self, step: Callable[[OutOfMemoryFacts], bool], *, tries: int = 1) -> Callable[[], None]:
         """See `Allocator.on_out_of_memory`."""
         count = operator.index(tries)
         if count < 1:
-            raise RequestError(f"a step has one try or more, not {count}")
-        if self.allocator.chain is None:
-            self.allocator.chain = Chain()
-        return self.allocator.chain.add(read_callable(step, "a step"), count)
+            raise RequestError(f"on_out_of_memory: tries must be 1 or more, not {count}")
+        if self.allocator.handlers is None:
+            self.allocator.handlers = Handlers()
+        return self.allocator.handlers.add(read_callable(step, "a step"), count)
 
     def _frees_so_far(self) -> int:
-        """A number that changes whenever a block is freed. Takes no lock."""
+        """Return a number that changes whenever a block is freed. Takes no lock."""
         return frees_so_far(&self.allocator.engine.stats)
 
     # --- for `Pool`, `Tenant` and metrics ---
 
     def _pool_limit(self, pool: PoolId) -> int | None:
-        """The hard limit of a pool."""
+        """Return the hard limit of a pool."""
         cdef EngineLimits limits
         cdef uint64_t first, second
         read_pool_id(pool, &first, &second)
@@ -194,7 +194,7 @@ cdef class Limits(ObservedLimits):
         return shown(limits.hard)
 
     def _set_pool_limit(self, pool: PoolId, limit: int | str | None) -> None:
-        """Another hard limit; the other limits stay."""
+        """Change the hard limit; the other limits stay."""
         cdef EngineLimits limits
         cdef uint64_t first, second
         cdef bytes_t most = read_limit(limit, no_limit())
@@ -204,7 +204,7 @@ cdef class Limits(ObservedLimits):
         self.put_limits(first, second, &limits)
 
     def _tag_limit(self, name: str) -> int | None:
-        """The hard limit of a tag. Raises PoolError if it is not there."""
+        """Return the hard limit of a tag. Raises PoolError if the tag does not exist."""
         cdef EngineLimits limits
         cdef uint64_t first, second
         self.find_pool(name, &first, &second)
@@ -212,26 +212,26 @@ cdef class Limits(ObservedLimits):
         return shown(limits.hard)
 
     def _tenant_limit(self, name: str) -> int | None:
-        """What a tenant may hold."""
+        """Return how much a tenant may hold."""
         cdef uint32_t tenant = tenant_context(name) >> TENANT_SHIFT
         return None if self.allocator.engine.accounts == NULL else shown(self.allocator.engine.accounts[tenant].limit)
 
     def _set_tenant_limit(self, name: str, limit: int | str | None) -> None:
-        """Let a tenant hold so much and no more."""
+        """Limit how much a tenant may hold."""
         self.put_tenant_limit(name, read_limit(limit, no_limit()))
 
     # --- when memory is short ---
 
     def add_free_memory_callback(self, callback: Callable[[], bool]) -> None:
-        """Call `callback()` at every miss, before the device is asked; it returns whether it freed anything.
+        """Call `callback()` at every cache miss, before the device is asked; it returns whether it freed anything.
 
-        It runs on the thread that asked, and may use the allocator, and others: no lock is held meanwhile. What it asks
-        for itself is served without callbacks. Threads that miss at the same time run it at the same time. What it
-        raises is reported through `sys.unraisablehook`. Raises TypeError for what cannot be called.
+        It runs on the requesting thread, and may use this allocator and others: no lock is held meanwhile. Its own
+        requests are served without callbacks. Threads that miss at the same time run it at the same time.
+        `sys.unraisablehook` gets its exceptions. Raises TypeError if it is not callable.
         """
         cdef bint ok = False
         read_callable(callback, "a free-memory callback")
-        # In the list before the engine points at it, and out of it again if the engine cannot be entered.
+        # Add it to the list before the engine refers to it; remove it again if the engine cannot be entered.
         self.allocator.callbacks.append(callback)
         try:
             self.allocator.enter()
@@ -244,7 +244,7 @@ cdef class Limits(ObservedLimits):
             raise MemoryError("the host has no memory for the allocator's own records")
 
     def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
-        """Call it no more. Raises RequestError if it was not added, or is removed already."""
+        """Stop calling a callback. Raises RequestError if it was not added, or is removed already."""
         cdef list unneeded = self.allocator.removed_callbacks
         cdef bint removed = False
         cdef bint collects
@@ -254,7 +254,7 @@ cdef class Limits(ObservedLimits):
                 try:
                     removed = callback_remove(self.allocator.engine, <void*> kept)
                     if removed:
-                        # A thread in the middle of it still needs the object, and of those removed before.
+                        # A thread that is running it still needs the object, and those of callbacks removed before.
                         unneeded = self.allocator.removed_callbacks
                         is_running = self.allocator.engine.callback_runs != NULL
                         self.allocator.removed_callbacks = [*unneeded, kept] if is_running else []
@@ -262,6 +262,6 @@ cdef class Limits(ObservedLimits):
                 finally:
                     self.allocator.leave_making_objects(collects)
                 if removed:
-                    return      # what is not needed any more goes here, outside
+                    return      # frees the objects that are no longer needed here, outside the engine
         raise RequestError(
             f"{callback!r} is not a free-memory callback of {self.allocator!r}, or it is removed already")

@@ -1,4 +1,4 @@
-"""What a list of requests would come to."""
+"""The outcome of a list of requests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What `Allocator.plan` found."""
+    """Result of `Allocator.plan`."""
 
     fits: bool
     """Whether all of the requests would be served."""
     new_reserved_bytes: int
-    """What would be reserved at the end, less what is now; below 0 if more would be given back on the way."""
+    """Change of the reserved bytes from now to the end; negative if the requests release more than they reserve."""
     failed_index: int | None
-    """The first request that would end out of memory; None if none would."""
+    """Index of the first request that would run out of memory; None if none would."""

@@ -1,4 +1,4 @@
-"""Requests tried on a copy of all that an allocator keeps: see `_core/edge/rehearsal`."""
+"""Tries requests on a copy of all that an allocator knows: see `_core/edge/rehearsal`."""
 
 from allotment._allocators.caching.allocator cimport Allocator
 

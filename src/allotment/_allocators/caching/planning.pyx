@@ -13,10 +13,10 @@ from allotment.errors import UnsupportedError
 
 cdef dict REFUSALS = {
     <int> REFUSED_PLACEMENT: "plan: memory under placement:dense cannot be rehearsed; it can under placement:torch",
-    <int> REFUSED_ALLOCATOR: "plan: requests are routed to a pool with an allocator of its own, which cannot be asked"
+    <int> REFUSED_ALLOCATOR: "plan: requests are routed to a pool with its own allocator, which cannot be tried"
                              " without changing it",
-    <int> REFUSED_FILTER: "plan: requests are routed by a function or by a capture, which cannot be asked ahead",
-    <int> REFUSED_DEFERRED: "plan: freed blocks wait for the end of a capture, or of routing; plan after it",
+    <int> REFUSED_FILTER: "plan: requests are routed by a function or by a capture, which cannot be asked in advance",
+    <int> REFUSED_DEFERRED: "plan: freed blocks wait for the end of a capture, or of routing; call plan after that",
 }
 
 
@@ -48,7 +48,7 @@ cdef object plan_requests(Allocator allocator, object requests):
 
 
 cdef tuple read_wish(Allocator allocator, object request):
-    """Size and stream of a request; one that no device can serve has the largest size there is."""
+    """Return size and stream of a request. A request that no device can serve has the largest possible size."""
     cdef bytes_t size = 0
     if isinstance(request, tuple) and len(request) != 2:
         raise TypeError(f"a request is a size or (size, stream), not {request!r}")

@@ -27,12 +27,12 @@ _user_ids = itertools.count(1)
 _graph_ids = itertools.count(1)
 
 
-# Another runtime that hands its own pool ids to an allocator counts from 1 as well.
+# Another runtime that passes its own pool ids to an allocator also counts from 1.
 _ABOVE_FOREIGN_IDS = 1 << 32
 
 
 def leave_ids_to_others() -> list[PoolId]:
-    """Take ids from now on that no other runtime of this process has reached; the ids that were taken before."""
+    """From now on, take ids that no other runtime of this process has reached; return the ids taken before."""
     global _user_ids, _graph_ids
     user, graph = next(_user_ids), next(_graph_ids)
     _user_ids = itertools.count(max(user, _ABOVE_FOREIGN_IDS))
@@ -43,35 +43,35 @@ def leave_ids_to_others() -> list[PoolId]:
 
 
 def next_user_pool_id() -> PoolId:
-    """An id for a pool that a user makes; nothing is created by taking one."""
+    """Return an id for a pool that a user makes. Taking an id creates nothing."""
     return 0, next(_user_ids)
 
 
 def graph_pool_handle(is_user_created: bool = True) -> PoolId:
-    """An id for a pool that several captures are to share, as `capture(stream, pool=id)`.
+    """Return an id for a pool that several captures share, as `capture(stream, pool=id)`.
 
-    It is (0, n), the id of a pool that a user makes, or with False (n, 0), as a capture takes one for itself. Nothing
-    is made by taking one: the first capture makes the pool, and it goes with the last graph. Safe to call from several
+    It is (0, n), the id of a pool that a user makes; or, with False, (n, 0), as a capture takes one for itself. Taking
+    an id creates nothing: the first capture creates the pool, which ends with the last graph. Safe to call from several
     threads.
     """
     return next_user_pool_id() if is_user_created else next_graph_pool_id()
 
 
 def next_graph_pool_id() -> PoolId:
-    """An id for a pool that a graph capture makes for itself."""
+    """Return an id for a pool that a graph capture makes for itself."""
     return next(_graph_ids), 0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """A block as a checkpoint remembers it."""
+    """A block in a checkpoint."""
 
     address: int
     size: int
     in_use: bool
     mapped: bool = True
     stream: int | None = None
-    """Where it is another than its segment's: dense placement shares segments between streams."""
+    """Stream of the block if it differs from its segment's: dense placement shares segments between streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class SegmentState:
 class PoolState:
     """The arrangement of a pool at one moment, made by `Pool.checkpoint`. Only its own allocator can restore it.
 
-    `pool` is the pool's id; `segments` are its segments, each with its blocks in order of address; `owners` are the
-    buffers that blocks belonged to, by address: they do not live on for that.
+    `pool` is the pool's id. `segments` are its segments, each with its blocks in order of address. `owners` are the
+    buffers that owned blocks, by address; the state does not keep them alive.
     """
 
     allocator: Allocator = field(repr=False)
@@ -100,22 +100,22 @@ class PoolState:
 
     @property
     def in_use(self) -> frozenset[int]:
-        """The addresses that were in use."""
+        """Addresses that were in use."""
         return frozenset(b.address for segment in self.segments for b in segment.blocks if b.in_use)
 
 
 class Pool:
-    """Memory of its own: inside `with pool:`, this thread's requests are served from it and nowhere else.
+    """A private pool: inside `with pool:`, only its memory serves this thread's requests.
 
-    `use_on_oom` lends its free memory to others when memory is out; `no_split` hands out whole segments;
-    `allocator` (an object with allocate(size, stream) and free(address, size, stream)) is where its segments
-    come from; address 0, None or a MemoryError of `allocate` means that it is out of memory; `placement` is the name
-    of another way to divide its memory than the allocator's.
+    `use_on_oom` lends its free memory to other requests when memory is out. `no_split` serves requests with whole
+    segments. `allocator` (an object with allocate(size, stream) and free(address, size, stream)) provides its segments;
+    `allocate` reports that it is out of memory by address 0, None or a MemoryError. `placement` names a way to divide
+    its memory that differs from the allocator's.
 
-    Its cached memory goes back when the pool is closed or forgotten; blocks still in use then keep theirs until they
-    are freed and the cache is emptied. `allocator` (whose pool it is), `given_allocator` (where its segments come from,
-    None if from the device) and `id` are attributes. Safe to use from several threads; each
-    has its own `with`.
+    Its cached memory returns to the device when the pool is closed or dropped; blocks still in use then keep theirs
+    until they are freed and the cache is emptied. `allocator` (the pool's allocator), `given_allocator` (the source of
+    its segments, None if that is the device) and `id` are attributes. Safe to use from several threads; each has its
+    own `with`.
     """
 
     def __init__(
@@ -128,16 +128,16 @@ class Pool:
         placement: str | None = None,
     ) -> None:
         if hasattr(self, "id"):
-            raise PoolError(f"{self!r} is made already; make another Pool")
+            raise PoolError(f"{self!r} exists already; make another Pool")
         self._closed = True
         if not hasattr(allocator_of_device, "device"):
-            raise TypeError(f"a Pool is memory of an Allocator, not of {type(allocator_of_device).__name__}")
+            raise TypeError(f"a Pool needs an Allocator, not {type(allocator_of_device).__name__}")
         self.allocator = allocator_of_device
         self.given_allocator = allocator
         self.id = next_user_pool_id()
         if placement is None and no_split:
-            placement = "torch"  # the one that knows whole segments
-        self._closed = False  # first: if an interrupt comes right after the pool was made, `__del__` closes it
+            placement = "torch"  # the placement that supports whole segments
+        self._closed = False  # first: if an interrupt follows the creation of the pool, `__del__` closes it
         self.allocator.pools.create_or_incref(self.id, allocator, placement)
         if use_on_oom:
             self.allocator.pools.set_use_on_oom(self.id, True)
@@ -146,30 +146,30 @@ class Pool:
 
     @property
     def device(self) -> Device:
-        """The device whose memory it holds."""
+        """Device that the pool's memory belongs to."""
         return self.allocator.device
 
     @property
     def is_user_created(self) -> bool:
-        """Whether it was asked for by name, and not made by a capture for itself: its id is (0, n)."""
+        """Whether a user requested it, not a capture for itself: its id is (0, n)."""
         return self.id[0] == 0
 
     @property
     def use_count(self) -> int:
-        """How many use the pool: this object, each `with` that is entered, each graph."""
+        """Number of uses of the pool: this object, each entered `with`, each graph."""
         return self.allocator.pools.use_count(self.id)
 
     @property
     def reserved_bytes(self) -> int:
-        """Physical memory that the pool holds now."""
+        """Bytes of physical memory that the pool holds now."""
         return self.allocator.pools.reserved_bytes(self.id)
 
     @property
     def limit(self) -> int | None:
-        """The most that the pool may reserve, in bytes; None is no limit but the allocator's and the device's.
+        """The most bytes that the pool may reserve; None means only the limits of allocator and device.
 
-        A request for which it would need more raises OutOfMemoryError, whose `facts.limited_by` names the pool. Can be
-        set, also to a text such as "2GiB"; `Allocator.set_limit` has soft limits too. Raises PoolError.
+        A request that would exceed it raises OutOfMemoryError, whose `facts.limited_by` names the pool. Set it to
+        bytes, to a text such as "2GiB", or to None; `Allocator.set_limit` also has soft limits. Raises PoolError.
         """
         return self.allocator.limits._pool_limit(self.id)
 
@@ -198,38 +198,39 @@ class Pool:
             self.allocator.pools.release(self.id)
 
     def _check_open(self) -> None:
-        """A pool that is closed is gone; by its id another one would be made, without its allocator and options."""
+        """Raise if the pool is closed. Its id would create another pool, without its allocator and options."""
         if self._closed:
-            raise PoolError(f"{self!r} cannot be used any more; make another one with Allocator.pool()")
+            raise PoolError(f"{self!r} can no longer be used; make another pool with Allocator.pool()")
 
     def lent(self) -> AbstractContextManager[None]:
-        """Let others have its idle memory inside `with pool.lent():`, before the device is asked for more.
+        """Lend its idle memory to other requests inside `with pool.lent():`, before the device is asked for more.
 
-        You promise that nothing of it is used meanwhile: graphs captured in it do not run. What others get, on the
-        streams that the memory is for, must be freed before the end. Plain segments alone are lent. Raises PoolError
-        for a graph that runs, or a block that is still in use at the end; with `sanitize` these are findings instead.
+        You promise that nothing uses its memory meanwhile: graphs captured in the pool do not run. Blocks that others
+        get, on the streams that the memory is for, must be freed before the end. Only plain segments are lent. Raises
+        PoolError for a graph that runs, or a block that is still in use at the end; with `sanitize` these are findings
+        instead.
         """
         self._check_open()
         return lent(self.allocator, self.id)
 
     def segments(self) -> list[dict[str, Any]]:
-        """The pool's part of a snapshot; see `History.segments`."""
+        """Return the pool's part of a snapshot; see `History.segments`."""
         return self.allocator.history.segments(self.id)
 
     def checkpoint(self) -> PoolState:
-        """The pool's arrangement now. Raises CheckpointError if blocks wait for other streams."""
+        """Return the pool's current arrangement. Raises CheckpointError if blocks wait for other streams."""
         return self.allocator.pools.checkpoint(self.id)
 
     def restore(self, state: PoolState) -> tuple[list[int], list[int]]:
-        """Bring the pool back to `state`: (addresses freed by that, addresses in use again).
+        """Restore the pool to `state`; return (addresses that this freed, addresses in use again).
 
-        Buffers whose blocks end so free nothing any more; see `Pools.restore`. Raises CheckpointError if its
-        memory is not as it was: released, or grown since.
+        Buffers whose blocks end this way free nothing later; see `Pools.restore`. Raises CheckpointError if the pool's
+        memory was released or has grown since.
         """
         return self.allocator.pools.restore(state)
 
     def close(self) -> None:
-        """Give up the pool; a second time, nothing happens."""
+        """Close the pool. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -238,7 +239,7 @@ class Pool:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            with suppress(PoolError):  # collected together with the allocator, which has retired the pool already
+            with suppress(PoolError):  # collected together with the allocator, which has already retired the pool
                 self.close()
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from allotment._allocators.caching.pool import BlockState, SegmentState
 
 
 cdef tuple state_of_segments(const Arrangement* arrangement):
-    """A pool's arrangement as records that people can read."""
+    """Return a pool's arrangement as readable records."""
     cdef const SegmentCopy* segment
     cdef const BlockCopy* block
     cdef size_t i, j
@@ -29,7 +29,10 @@ cdef tuple state_of_segments(const Arrangement* arrangement):
 
 
 cdef int arrange_state(Arrangement* arrangement, object segments) except -1:
-    """The other way: what `restore_pool` hands to the engine. Anybody may have made the records: each is read once."""
+    """Convert the records that `restore_pool` gives to the engine.
+
+    Any code may have made them, so each is read only once.
+    """
     cdef SegmentCopy segment
     for state in tuple(segments):
         memset(&segment, 0, sizeof(SegmentCopy))

@@ -1,6 +1,6 @@
-"""`allocator.pools`: private pools made and given up by id, routed to, saved and restored.
+"""`allocator.pools`: creates, closes, routes to, saves and restores private pools by id.
 
-`pool` has the objects that users hold instead of ids.
+`pool` contains the objects that users hold instead of ids.
 """
 
 from libc.stdint cimport uint64_t
@@ -26,5 +26,5 @@ cdef class Pools(Part):
     cdef dict owners_in(self, const Arrangement* arrangement)
     cdef int hand_over(self, const AddressList* freed, const AddressList* created, dict buffers) except -1
     cdef int step_of_pool(self, object pool, pool_step_t step) except -1
-    cdef int read_pool(self, object pool, PoolFigures* figures) except -1      # raises PoolError if there is none
+    cdef int read_pool(self, object pool, PoolFigures* figures) except -1      # raises PoolError if it does not exist
     cdef object allocate_at(self, object size, object address, object stream, thread_t thread)

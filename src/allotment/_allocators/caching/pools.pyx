@@ -37,7 +37,7 @@ from allotment.errors import AllotmentError, CheckpointError, PoolError, Request
 
 
 cdef dict owners_alive(Allocator allocator, object owners):
-    """The buffers that had blocks in a state and are still there."""
+    """Return the buffers of a state's blocks that are still alive."""
     cdef dict found = {}
     for address, reference in owners.items():
         buffer = reference()
@@ -52,17 +52,17 @@ cdef class Pools(Part):
     """Pools(allocator)\n--\n
     An allocator's private pools by id, and how requests are routed to them: `allocator.pools`.
 
-    `Allocator.pool` makes one as an object, which most programs use instead. Safe to use from several threads.
+    `Allocator.pool` makes a pool as an object, which most programs use instead. Safe to use from several threads.
     """
 
     def __cinit__(self, Allocator allocator not None):
         self.allocator = allocator
 
     def create_or_incref(self, pool: PoolId, allocator: Any = None, placement: str | None = None) -> None:
-        """Make the pool with this id, or add a use to one that is there; `release_pool` takes the use back.
+        """Create the pool with this id, or add a use to an existing one; `release_pool` removes the use.
 
-        Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` as for `pool`, and only for a pool that is
-        not there yet. Raises PoolError, TypeError for an `allocator` that lacks one of its methods.
+        Ids are (0, n) or (n, 0) with n >= 1. `allocator` and `placement` are as for `pool`, and only for a pool that
+        does not exist yet. Raises PoolError; TypeError for an `allocator` that lacks one of its methods.
         """
         cdef const Placement* table = NULL
         cdef uint64_t first, second
@@ -71,7 +71,7 @@ cdef class Pools(Part):
         cdef bint ok
         read_pool_id(pool, &first, &second)
         if placement is None and allocator is not None:
-            placement = "torch"     # the one that can do with segments of somebody else's
+            placement = "torch"     # the placement that supports foreign segments
         if placement is not None:
             table = placement_named(placement)
             placement_check(table, &self.allocator.device.table, self.allocator.device.name)
@@ -93,17 +93,17 @@ cdef class Pools(Part):
         self.allocator.leave(ok, &failure)
 
     def release(self, pool: PoolId) -> None:
-        """Take back one use of a pool. After the last, its memory goes as it becomes free and the cache is emptied.
+        """Remove one use of a pool. After the last, its memory is released as it becomes free and the cache is emptied.
 
-        Raises PoolError if there is no such pool or it is not in use.
+        Raises PoolError if the pool does not exist or is not in use.
         """
         self.step_of_pool(pool, pool_release)
 
     def close(self, pool: PoolId) -> None:
-        """Release a pool, which lends no more, and give back what it has cached.
+        """Release a pool, end its lending, and release what it has cached.
 
-        Called from inside the allocator, by a collection or a callback, it is done when the allocator is entered next.
-        Raises PoolError, DeviceError.
+        If a garbage collection or a callback calls it inside the allocator, it takes effect when the allocator is
+        entered next. Raises PoolError, DeviceError.
         """
         if engine_is_inside(self.allocator.engine):
             self.allocator.forgotten_pools.append((pool, True))
@@ -112,7 +112,7 @@ cdef class Pools(Part):
         self._give_up_use(pool)
 
     def _give_up_use(self, pool: PoolId) -> None:
-        """`close_pool` for a user that has not made the pool: others may go on lending it."""
+        """`close_pool` for a user that did not create the pool: it may go on lending."""
         if engine_is_inside(self.allocator.engine):
             self.allocator.forgotten_pools.append((pool, False))
             return
@@ -128,7 +128,7 @@ cdef class Pools(Part):
                 else:
                     self._give_up_use(pool)
             except AllotmentError:
-                pass    # it is given up; what the device would not take goes with the cache
+                pass    # the use has ended; emptying the cache releases what the device refused
         return 0
 
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
@@ -190,13 +190,13 @@ cdef class Pools(Part):
         return 0
 
     def use_count(self, pool: PoolId) -> int:
-        """How many uses the pool has: by `Pool` objects, by `with` blocks, by graphs. Raises PoolError."""
+        """Return the number of uses of the pool: `Pool` objects, `with` blocks, graphs. Raises PoolError."""
         cdef PoolFigures figures
         self.read_pool(pool, &figures)
         return figures.use_count
 
     def reserved_bytes(self, pool: PoolId) -> int:
-        """Physical memory that the pool holds now; (0, 0) is the default pool. Raises PoolError."""
+        """Return the physical memory that the pool holds now; (0, 0) is the default pool. Raises PoolError."""
         cdef PoolFigures figures
         cdef uint64_t first = 0, second = 0
         read_pool_id(pool, &first, &second)
@@ -206,7 +206,7 @@ cdef class Pools(Part):
         return figures.reserved_bytes
 
     def set_use_on_oom(self, pool: PoolId, on: bool) -> None:
-        """Let the pool lend its free memory to others when memory is out, or not. Raises PoolError."""
+        """Set whether the pool lends its free memory to other requests when memory is out. Raises PoolError."""
         cdef uint64_t first, second
         cdef bint wanted = on
         cdef Failure failure
@@ -217,11 +217,11 @@ cdef class Pools(Part):
         self.allocator.leave(ok, &failure)
 
     def set_no_split(self, pool: PoolId) -> None:
-        """Let the pool hand out whole segments from now on. Raises PoolError."""
+        """Make the pool serve requests with whole segments from now on. Raises PoolError."""
         self.step_of_pool(pool, pool_set_no_split)
 
     cdef list live_addresses(self, object pool):
-        """Of the blocks in use of a pool."""
+        """Return the addresses of a pool's blocks in use."""
         cdef uint64_t first, second
         cdef AddressList found
         cdef Failure failure
@@ -245,7 +245,7 @@ cdef class Pools(Part):
         return self.allocator.lent
 
     def _lend(self, pool: PoolId) -> None:
-        """Let others have the free memory of a pool."""
+        """Lend the free memory of a pool to other requests."""
         cdef uint64_t first, second
         cdef Failure failure
         cdef bint ok
@@ -258,7 +258,7 @@ cdef class Pools(Part):
         self.allocator.lent.add((first, second))
 
     def _take_back(self, pool: PoolId, owned: frozenset[int]) -> list[int]:
-        """End `_lend`; the addresses that others still have in use there."""
+        """End `_lend`; return the addresses of blocks that others still have in use there."""
         cdef uint64_t first, second
         cdef Failure failure
         cdef bint ok
@@ -280,12 +280,12 @@ cdef class Pools(Part):
         capture: int | None = None,
         accepts: Callable[[int], bool] | None = None,
     ) -> None:
-        """Serve matching requests from `pool` from now on; without a condition, all of them.
+        """Serve matching requests from `pool` from now on; without a condition, all requests.
 
         The condition is one of: the request's stream, the requesting thread, the id of the capture that the stream is
-        in, or a function of the stream, which runs inside the allocator at every request. The route that was begun
-        last and matches wins. Adds a use of the pool, made if it is not there. Raises RequestError for two
-        conditions, PoolError.
+        in, or a function of the stream, which runs inside the allocator at every request. The newest matching route
+        wins. Adds a use of the pool, which is created if it does not exist. Raises RequestError for two conditions, and
+        PoolError.
         """
         cdef uint64_t first, second
         cdef Filter filter
@@ -321,7 +321,7 @@ cdef class Pools(Part):
     def end_allocate_to_pool(self, pool: PoolId) -> None:
         """End the route to `pool`; the use that it added stays until `release_pool`.
 
-        Raises PoolError if no requests are routed to it, CaptureError if a capture that used it is still under way.
+        Raises PoolError if no requests are routed to it, CaptureError if a capture that used it has not ended yet.
         """
         cdef uint64_t first, second
         cdef uint32_t context = self.allocator.stack_now() if self.allocator.level >= EVERYTHING else 0
@@ -339,16 +339,17 @@ cdef class Pools(Part):
         return self.live_addresses(pool)
 
     def check_live_allocations(self, pool: Pool | PoolId, addresses: Collection[Buffer | int]) -> bool:
-        """Whether exactly these blocks, given as addresses or buffers, are in use in the pool, a `Pool` or its id.
+        """Return whether exactly these blocks, given as addresses or buffers, are in use in the pool, a `Pool` or its
+        id.
 
-        Looks at every block of it. Raises PoolError, TypeError for what is no block.
+        Visits every block of the pool. Raises PoolError; TypeError for an object that is not a block.
         """
         return set(self.live_addresses(getattr(pool, "id", pool))) == {read_block(block) for block in addresses}
 
     def checkpoint(self, pool: PoolId) -> PoolState:
-        """The arrangement of a pool now, as a `PoolState`, for `restore_pool`.
+        """Return the current arrangement of a pool as a `PoolState`, for `restore_pool`.
 
-        Looks at every block of it. Raises PoolError, CheckpointError if blocks wait for other streams.
+        Visits every block of the pool. Raises PoolError; CheckpointError if blocks wait for other streams.
         """
         cdef uint64_t first, second
         cdef uint32_t context = self.allocator.stack_now() if self.allocator.level >= EVERYTHING else 0
@@ -367,7 +368,7 @@ cdef class Pools(Part):
             arrangement_clear(&arrangement)
 
     cdef dict owners_in(self, const Arrangement* arrangement):
-        """The buffers that own blocks of an arrangement, which do not live on for that."""
+        """Return the buffers that own blocks of an arrangement, without keeping them alive."""
         cdef dict found = {}
         cdef address_t address
         cdef void* buffer
@@ -380,7 +381,7 @@ cdef class Pools(Part):
         return found
 
     cdef int hand_over(self, const AddressList* freed, const AddressList* created, dict buffers) except -1:
-        """After a restore: nothing that was freed has its owner any more; what came back has the one that it had."""
+        """After a restore, remove the owners of freed blocks and restore the owners of blocks that came back."""
         cdef size_t i
         for i in range(freed.count):
             self.allocator.owners.end(freed.addresses[i])
@@ -391,13 +392,13 @@ cdef class Pools(Part):
         return 0
 
     def restore(self, state: PoolState) -> tuple[list[int], list[int]]:
-        """Bring a pool back to `state`: (addresses freed by that, addresses in use again).
+        """Restore a pool to `state`; return (addresses that this freed, addresses in use again).
 
-        A buffer whose block ended so frees nothing any more. A block that is in use again belongs to the buffer that
-        had it when the state was taken, if that is still there; else to you, as though `malloc` had given it: free it,
-        or make a `Buffer` of it. Waits for the streams that use blocks of the pool. Raises CheckpointError if the state
-        is another allocator's, the pool has released or grown memory since, or such a stream is being captured;
-        DeviceError.
+        A buffer whose block ends this way frees nothing later. A block that is in use again belongs to the buffer that
+        owned it when the state was taken, if that buffer still exists. Otherwise it belongs to you, as if `malloc` had
+        returned it: free it, or make a `Buffer` for it. Waits for the streams that use blocks of the pool. Raises
+        CheckpointError if the state is another allocator's, the pool has released or grown memory since, or such a
+        stream is being captured; DeviceError.
         """
         cdef Arrangement arrangement
         cdef AddressList freed, created
@@ -407,7 +408,7 @@ cdef class Pools(Part):
         cdef bint ok
         cdef size_t i
         if not isinstance(state, PoolState):
-            raise CheckpointError(f"a pool is restored from a PoolState of Pool.checkpoint, not {type(state).__name__}")
+            raise CheckpointError(f"restore needs a PoolState from Pool.checkpoint, not {type(state).__name__}")
         if getattr(state, "allocator", None) is not self.allocator:
             raise CheckpointError(f"the state of pool {getattr(state, 'pool', None)} was taken from another allocator")
         read_pool_id(state.pool, &first, &second)
@@ -427,7 +428,7 @@ cdef class Pools(Part):
                     ok = checkpoint_restore(
                         self.allocator.engine, first, second, &arrangement, context, &freed, &created, &failure)
                 if ok:
-                    # Before anybody else comes in, and could be handed what a buffer believes to be its own.
+                    # Before another thread enters, which could get an address that a buffer still believes to own.
                     self.hand_over(&freed, &created, buffers)
             finally:
                 engine_leave(self.allocator.engine)
@@ -441,9 +442,9 @@ cdef class Pools(Part):
             free(created.addresses)
 
     def set_reserve_class(self, stream: Stream | int, name: str) -> None:
-        """Put a stream in a class of `expandable_segments_reserve_by_class`; "" takes it out of any.
+        """Put a stream in a class of `expandable_segments_reserve_by_class`; "" removes it from its class.
 
-        It counts for segments that are reserved from now on. Raises TypeError for a name that is not a text.
+        It applies to segments reserved from now on. Raises TypeError for a name that is not a text.
         """
         if not isinstance(name, str):
             raise TypeError(f"the class of a stream must be a text, not {type(name).__name__}")
@@ -453,10 +454,10 @@ cdef class Pools(Part):
 
     @property
     def caching(self) -> bool:
-        """Whether requests go through the cache, which they do unless it is switched off.
+        """Whether requests use the cache; True unless it is switched off.
 
-        Off, every request is a device allocation of its own, and every free a device free; what is cached stays
-        cached, and what came from the cache still goes back to it.
+        When it is off, every request is a device allocation and every free a device free. Cached memory stays cached,
+        and blocks that came from the cache still return to it.
         """
         return not self.allocator.engine.uncached
 
@@ -465,10 +466,10 @@ cdef class Pools(Part):
         self.allocator.engine.uncached = not on
 
     def malloc_at(self, size: int | str, address: int, stream: Stream | int | None = None) -> int:
-        """Allocate `size` bytes at exactly this address, out of free memory of the request's pool and stream.
+        """Allocate `size` bytes at exactly this address, from free memory of the request's pool and stream.
 
-        Nothing new is reserved. Size 0 gives address 0. Raises AddressError if the address is not a multiple of 512, or
-        no free block holds all of it; SizeError, StreamError.
+        Reserves no new memory. Size 0 returns address 0. Raises AddressError if the address is not a multiple of 512,
+        or no free block contains all of it; SizeError; StreamError.
         """
         return self.allocate_at(size, address, stream, 0)
 
@@ -490,7 +491,7 @@ cdef class Pools(Part):
         return got
 
     def malloc_as(self, size: int, stream: int, thread: int, address: int | None = None) -> int:
-        """`malloc`, or `malloc_at`, as though called by thread number `thread`: for replaying recordings."""
+        """Call `malloc` or `malloc_at` as thread number `thread`: for replaying recordings."""
         if address is not None:
             return self.allocate_at(size, address, stream, thread)
         return self.allocator.allocate(size, stream, thread, 0)

@@ -1,6 +1,6 @@
-"""`allocator.sharing`: blocks that other processes can open: what `_sharing` asks of it, and what users do.
+"""`allocator.sharing`: blocks that other processes can open, for users and for `_sharing`.
 
-Which process has what open is known to `_sharing.owner` alone; here it is a number of leases a block.
+Only `_sharing.owner` knows which process has what open; this file knows a number of leases for each block.
 """
 
 from allotment._allocators.caching.allocator cimport Allocator

@@ -16,20 +16,24 @@ class Sharing(BasicSharing):
     def share(self, block: Buffer | int, *, hold: float = 60.0) -> SharedHandle:
         """See `Allocator.share`."""
     def _send_block(self, block: Buffer | int, hold: float) -> tuple[SharedHandle, int]:
-        """`share` for one receiver: (handle, number of the hold, which opening with that number ends)."""
+        """Variant of `share` for one receiver; return (handle, number of the hold).
+
+        Opening with that number ends the hold.
+        """
     def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
         """See `Allocator.share_torch`."""
     def _share_block(self, block: int, kept: list[SharedBlock] | None) -> SharedBlock:
-        """What a live block is. With `kept` it is held until `_end_shares` takes that back.
+        """Describe a live block. With `kept`, hold it until `_end_shares` ends that.
 
-        The list gets what is returned: if an interrupt arrives with the return, the caller still knows what it holds.
+        The result is also appended to the list: if an interrupt arrives with the return, the caller still knows what it
+        holds.
         """
     def _lease_block(self, block: int, generation: int, leased: list[SharedBlock]) -> SharedBlock:
-        """What a block is that was shared, held for one process more. Raises AddressError if it has ended.
+        """Describe a shared block and hold it for one more process. Raises AddressError if it has ended.
 
-        `leased` as for `_share_block`.
+        `leased` is used like `kept` of `_share_block`.
         """
     def _end_shares(self, block: int, generation: int, leases: int, keeps: int) -> None:
-        """So many leases and keeps of a block are over. Raises AddressError if it has ended."""
+        """End this many leases and keeps of a block. Raises AddressError if it has ended."""
     def _end_all_shares(self) -> None:
-        """No other process has anything open: in a child of fork, whose blocks are its own."""
+        """End all leases and keeps: in a child of fork, whose blocks are its own."""

@@ -18,8 +18,8 @@ from allotment._sharing import device_calls, owner, torch_form
 from allotment.errors import AddressError, UnsupportedError
 
 
-cdef object told(const SharedBlock* shared):
-    """What Python gets to know of it."""
+cdef object describe_shared(const SharedBlock* shared):
+    """Return a shared block's facts as a Python object."""
     cdef size_t i
     return owner.SharedBlock(
         shared.generation, shared.size, shared.offset, shared.base,
@@ -46,7 +46,10 @@ cdef class Sharing(BasicSharing):
         return owner.share(self.allocator, address, hold)
 
     def _send_block(self, block: Buffer | int, hold: float) -> tuple[SharedHandle, int]:
-        """`share` for one receiver: (handle, number of the hold, which opening with that number ends)."""
+        """Variant of `share` for one receiver; return (handle, number of the hold).
+
+        Opening with that number ends the hold.
+        """
         cdef address_t address = read_block(block)
         self.require_sharing("share")
         self.allocator.require_open()
@@ -64,14 +67,14 @@ cdef class Sharing(BasicSharing):
             handle = device_calls.export_segment(self.allocator.device, shared.base)
             if len(handle) != torch_form.SEGMENT_LENGTH:
                 raise UnsupportedError(
-                    f"share_torch: plain memory of {self.allocator.device.name} has no form of PyTorch's; use share, "
+                    f"share_torch: plain memory of {self.allocator.device.name} has no form in PyTorch; use share, "
                     "or expandable_segments:True", operation="share_torch")
             _logs.shared(self.allocator.device.name, address, shared.size, "PyTorch's form: a handle of the device")
             return shared.offset, torch_form.write_segment(version, handle)
         if any([size != page for _, size in shared.pieces]):
             raise UnsupportedError(
                 f"share_torch: the block at {address:#x} lies in chunks of several sizes (placement:dense), which "
-                "PyTorch's form cannot say; use share, or a pool with placement torch", operation="share_torch")
+                "PyTorch's form cannot express; use share, or a pool with placement torch", operation="share_torch")
         handles = [device_calls.export_chunk(self.allocator.device, chunk, True)[1] for chunk, _ in shared.pieces]
         _logs.shared(
             self.allocator.device.name, address, shared.size, f"PyTorch's form: descriptors of {len(handles)} chunks")
@@ -86,7 +89,7 @@ cdef class Sharing(BasicSharing):
                 operation=operation)
         return 0
 
-    # --- for `_sharing`: an address and a generation are a block that was shared ---
+    # --- for `_sharing`: an address and a generation identify a block that was shared ---
 
     cdef object shared_block(self, address_t address, list kept):
         cdef SharedBlock shared
@@ -99,11 +102,11 @@ cdef class Sharing(BasicSharing):
         try:
             if not ok:
                 raise self.allocator.failed(&failure)
-            found = told(&shared)
+            found = describe_shared(&shared)
             if kept is not None:
                 kept.append(found)
             return found
-        except BaseException:       # also an interrupt in `told`
+        except BaseException:       # including an interrupt in `describe_shared`
             if ok and kept is not None:
                 self._end_shares(address, shared.generation, 0, 1)
             raise
@@ -111,16 +114,17 @@ cdef class Sharing(BasicSharing):
             shared_block_clear(&shared)
 
     def _share_block(self, block: int, kept: list[SharedBlock] | None) -> SharedBlock:
-        """What a live block is. With `kept` it is held until `_end_shares` takes that back.
+        """Describe a live block. With `kept`, hold it until `_end_shares` ends that.
 
-        The list gets what is returned: if an interrupt arrives with the return, the caller still knows what it holds.
+        The result is also appended to the list: if an interrupt arrives with the return, the caller still knows what it
+        holds.
         """
         return self.shared_block(block, kept)
 
     def _lease_block(self, block: int, generation: int, leased: list[SharedBlock]) -> SharedBlock:
-        """What a block is that was shared, held for one process more. Raises AddressError if it has ended.
+        """Describe a shared block and hold it for one more process. Raises AddressError if it has ended.
 
-        `leased` as for `_share_block`.
+        `leased` is used like `kept` of `_share_block`.
         """
         cdef SharedBlock shared
         cdef Failure failure
@@ -134,7 +138,7 @@ cdef class Sharing(BasicSharing):
         try:
             if not ok:
                 raise self.allocator.failed(&failure)
-            found = told(&shared)
+            found = describe_shared(&shared)
             leased.append(found)
             return found
         except BaseException:
@@ -145,7 +149,7 @@ cdef class Sharing(BasicSharing):
             shared_block_clear(&shared)
 
     def _end_shares(self, block: int, generation: int, leases: int, keeps: int) -> None:
-        """So many leases and keeps of a block are over. Raises AddressError if it has ended."""
+        """End this many leases and keeps of a block. Raises AddressError if it has ended."""
         cdef address_t address = block
         cdef uint64_t number = generation
         cdef uint64_t fewer_leases = leases
@@ -156,12 +160,12 @@ cdef class Sharing(BasicSharing):
             ok = end_shares(self.allocator.engine, address, number, fewer_leases, fewer_keeps)
             engine_leave(self.allocator.engine)
         if not ok:
-            raise AddressError(f"{block:#x} is not a block that was shared, or no longer", block)
+            raise AddressError(f"{block:#x} is not a shared block, or no longer is", block)
         if self.allocator.closed:
-            self.allocator.shut()         # what was in use when it was closed goes back as it is freed
+            self.allocator.shut()         # returns blocks that were in use at the close, as they are freed
 
     def _end_all_shares(self) -> None:
-        """No other process has anything open: in a child of fork, whose blocks are its own."""
+        """End all leases and keeps: in a child of fork, whose blocks are its own."""
         self.allocator.enter()
         with nogil:
             holds_end(self.allocator.engine)

@@ -28,7 +28,7 @@ cdef class Sleep(Part):
     # Memory under all of the pools that are asleep, or none: the ids of those whose contents are to be brought back.
     cdef list begin_resume(self, list pools)
     cdef int begin_resume_pool(self, uint64_t first, uint64_t second, list begun) except -1
-    cdef int begin_by_chain(self, uint64_t first, uint64_t second, object error, list begun) except -1
+    cdef int begin_with_handlers(self, uint64_t first, uint64_t second, object error, list begun) except -1
     cdef int finish_resume(self, list pools, object progress) except -1
     cdef int restore(self, Contents contents, uint64_t first, uint64_t second, object progress) except -1
     cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress, list left) except -1

@@ -298,26 +298,26 @@ cdef class Sleep(Part):
                 try:
                     self.begin_resume_pool(first, second, begun)
                 except OutOfMemoryError as error:
-                    if not self.allocator.has_say():
+                    if not self.allocator.has_handlers():
                         raise
-                    self.begin_by_chain(first, second, error, begun)
+                    self.begin_with_handlers(first, second, error, begun)
         except BaseException:
             self.sleep_on(begun)
             raise
         return begun
 
-    cdef int begin_by_chain(self, uint64_t first, uint64_t second, object error, list begun) except -1:
-        turn = self.allocator.chain.begin()
-        if turn is None:
+    cdef int begin_with_handlers(self, uint64_t first, uint64_t second, object error, list begun) except -1:
+        handling = self.allocator.handlers.begin()
+        if handling is None:
             raise error
         try:
-            while turn.wants_another_try(error.facts):
+            while handling.wants_another_try(error.facts):
                 try:
                     return self.begin_resume_pool(first, second, begun)
                 except OutOfMemoryError as again:
                     error = again
         finally:
-            self.allocator.chain.end()
+            self.allocator.handlers.end()
         raise error
 
     cdef int begin_resume_pool(self, uint64_t first, uint64_t second, list begun) except -1:

@@ -3,5 +3,5 @@
 from libc.stdint cimport uint32_t
 
 cdef class tag:
-    cdef uint32_t number        # 0: not made
-    cdef list before            # which tag each thread of control was in when it entered
+    cdef uint32_t number        # 0: not initialized
+    cdef list before            # the previous tag of each thread that entered

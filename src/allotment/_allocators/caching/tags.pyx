@@ -1,4 +1,4 @@
-"""Entering and leaving a tag; sleep and wake of all that a process has in tags."""
+"""Enters and leaves tags; sleeps and wakes all tags of a process."""
 
 cimport cython
 from libc.stdint cimport uint32_t
@@ -8,13 +8,13 @@ from allotment._core.records.tags cimport TAGS_MOST, tag_enter, tag_forget, tag_
 from allotment._allocators.current import all_holders
 from allotment.errors import RequestError
 
-cdef bint noticed = False       # by the allocators that were there before the first tag: others look from the start
-cdef uint32_t[TAGS_MOST + 1] holders    # tag objects of each number, and threads inside
-cdef bint[TAGS_MOST + 1] wanted         # whether an object was made since `forget_unused` looked for pools
+cdef bint noticed = False       # whether allocators made before the first tag know of tags; later ones always do
+cdef uint32_t[TAGS_MOST + 1] holders    # by number: tag objects, and threads inside
+cdef bint[TAGS_MOST + 1] wanted         # by number: whether an object was made since `forget_unused` searched for pools
 
 
 cdef uint32_t number_for(str name) except 0:
-    """The number of a tag; if there is none left, that of one which nobody uses any more."""
+    """Return the number of a tag; if none is left, reuse that of a tag that nobody uses."""
     cdef uint32_t number = tag_number(name, True)
     if number == 0:
         forget_unused()
@@ -22,7 +22,7 @@ cdef uint32_t number_for(str name) except 0:
     if number == 0:
         raise RequestError(
             f"too many tags: a process can use {TAGS_MOST} at once, and {name!r} is one more; `empty_cache` of the "
-            "allocators lets go of tags whose memory is only cached")
+            "allocators frees tags whose memory is only cached")
     return number
 
 
@@ -48,13 +48,13 @@ cdef class tag:     # noqa: N801: entered like a function
     """tag(name)\n--\n
     Mark what this thread allocates inside `with allotment.tag(name):`, on every allocator.
 
-    A tag has, on each allocator, a pool of its own on virtual memory, so that it shares no page with others: it can be
-    paused and resumed (`Allocator.pause`, `resume`), and has limits (`Allocator.set_limit`). The inner of two tags
-    counts, and a private pool that requests are routed to comes first: a tag is no route. On devices without virtual
-    memory a tag has plain memory, which can be limited and not paused.
+    On each allocator, a tag has its own pool on virtual memory, so that it shares no page with others. It can be paused
+    and resumed (`Allocator.pause`, `resume`), and has limits (`Allocator.set_limit`). Of two nested tags, the inner one
+    counts. A private pool to which requests are routed takes precedence over tags. On devices without virtual memory a
+    tag has plain memory, which can be limited but not paused.
 
-    Raises RequestError for an empty name, or when there are too many: 65,535 with memory or a limit, or in use. One
-    object is entered by one thread at a time; names are the process's.
+    Raises RequestError for an empty name, or for too many tags: 65,535 with memory or a limit, or in use. Only one
+    thread at a time may enter a tag object; names hold for the process.
     """
 
     def __init__(self, name: str):
@@ -62,7 +62,7 @@ cdef class tag:     # noqa: N801: entered like a function
         if not isinstance(name, str):
             raise TypeError(f"the name of a tag must be a text, not {type(name).__name__}")
         if self.number != 0:
-            raise TypeError(f"{self!r} is made already; make another tag")
+            raise TypeError(f"{self!r} exists already; make another tag")
         self.number = number_for(name)
         holders[self.number] += 1
         wanted[self.number] = True
@@ -80,7 +80,7 @@ cdef class tag:     # noqa: N801: entered like a function
 
     @property
     def name(self) -> str:
-        """The name of the tag."""
+        """Name of the tag."""
         return tag_name(self.number)
 
     def __enter__(self) -> Self:
@@ -97,21 +97,21 @@ cdef class tag:     # noqa: N801: entered like a function
 
 
 def name_of_tag_pool(pool: PoolId) -> str:
-    """The name of the tag whose pool has this id; "" if it is not a tag's."""
+    """Return the name of the tag whose pool has this id; "" if the pool is not a tag's."""
     first, second = pool
     number = second - tag_pool_id(0)
     return tag_name(number) if first == 0 and 0 < number <= TAGS_MOST else ""
 
 
 cdef list sleepers():
-    """Allocators with tags."""
+    """Return the allocators with tags."""
     return [holder for holder in all_holders() if hasattr(holder, "sleep") and not holder.closed]
 
 
 def sleep(keep: str = "host") -> int:
-    """Pause every tag of every allocator of this process, and empty their caches; gives how many bytes went.
+    """Pause every tag of every allocator of this process, and empty their caches; return the number of bytes released.
 
-    `keep` as for `Allocator.pause`. Memory that is in no tag stays. If one cannot be paused, what was paused stays
+    `keep` is as for `Allocator.pause`. Memory outside of tags stays. If a tag cannot be paused, tags paused before stay
     paused, and the error is raised. Raises what `Allocator.pause` raises.
     """
     if keep not in ("host", "nothing"):
@@ -126,10 +126,10 @@ def sleep(keep: str = "host") -> int:
 
 
 def wake(*, progress: Callable[[int, int], None] | None = None) -> None:
-    """Resume every tag that is paused, on every allocator of this process.
+    """Resume every paused tag, on every allocator of this process.
 
-    `progress` is called for each of them, as by `Allocator.resume`. If there is not enough memory for all, those that
-    fitted are awake, the others asleep as they were, and the error is raised. Raises what `Allocator.resume` raises.
+    `progress` is called for each tag, as by `Allocator.resume`. If memory does not suffice for all, the tags that
+    fitted are awake, the others asleep as before, and the error is raised. Raises what `Allocator.resume` raises.
     """
     for allocator in sleepers():
         for name in allocator.paused():

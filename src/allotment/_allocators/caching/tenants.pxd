@@ -5,4 +5,4 @@ from allotment._allocators.caching.allocator cimport Allocator
 cdef class Tenant:
     cdef Allocator allocator
     cdef str name
-    cdef uint32_t context       # what its requests carry: see records/tenants
+    cdef uint32_t context       # the context of its requests: see records/tenants

@@ -1,4 +1,4 @@
-"""A named user of an allocator that others use too."""
+"""A named user of an allocator that has other users too."""
 
 cimport cython
 
@@ -18,14 +18,14 @@ cdef class Tenant:
     """Tenant(allocator, name)\n--\n
     A named user of an allocator that others use too; `Allocator.tenant` makes one.
 
-    What is allocated here is reported by `Allocator.tenants`, and shown in snapshots, under this name. Everything else
-    is the allocator's: its cache, its limit, its streams. Safe to use from several threads.
+    `Allocator.tenants` and snapshots report what it allocates under this name. Everything else belongs to the
+    allocator: cache, limit, streams. Safe to use from several threads.
     """
 
     def __cinit__(self, *args, **kwargs):
         allocator, name = read_arguments(Tenant, args, kwargs).values()
         if not isinstance(allocator, Allocator):
-            raise TypeError(f"a tenant is of an Allocator, not of {type(allocator).__name__}")
+            raise TypeError(f"a Tenant needs an Allocator, not {type(allocator).__name__}")
         if not isinstance(name, str):
             raise TypeError(f"the name of a tenant must be a text, not {type(name).__name__}")
         self.allocator = allocator
@@ -34,7 +34,7 @@ cdef class Tenant:
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, allocator: Allocator, name: str):
-        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read the arguments, so that every object is complete
 
     def __reduce__(self):
         return refuse_pickling(self, "its allocator's memory belongs to this process; make a tenant in the other one")
@@ -44,21 +44,21 @@ cdef class Tenant:
 
     @property
     def allocator(self) -> Allocator:
-        """The allocator whose memory it uses."""
+        """Allocator whose memory it uses."""
         return self.allocator
 
     @property
     def name(self) -> str:
-        """The name that its blocks are reported under."""
+        """Name under which its blocks are reported."""
         return self.name
 
     @property
     def limit(self) -> int | None:
-        """The most that it may hold, in bytes of blocks in use; None is no limit.
+        """The most bytes of blocks in use that it may hold; None means no limit.
 
-        A request for more raises OutOfMemoryError, whose `facts.limited_by` names the tenant. Can be set, also to a
-        text such as "2GiB". While any tenant of an allocator has had a limit, every request there counts what tenants
-        hold.
+        A request that would exceed it raises OutOfMemoryError, whose `facts.limited_by` names the tenant. Set it to
+        bytes, to a text such as "2GiB", or to None. Once a tenant of an allocator has had a limit, every request there
+        counts what tenants hold.
         """
         return Limits(self.allocator)._tenant_limit(self.name)
 
@@ -69,7 +69,7 @@ cdef class Tenant:
     @cython.binding(False)      # as in Allocator
     @cython.embedsignature.format("clinic")
     def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
-        """`Allocator.malloc`, in this tenant's name."""
+        """`Allocator.malloc` for this tenant."""
         return self.allocator.allocate(size, stream, 0, self.context)
 
     @cython.binding(False)
@@ -87,7 +87,7 @@ cdef class Tenant:
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
     def _free_on(self, address: int, stream: int, /) -> None:
-        """`free` for an adapter whose framework names the stream that the end of a block comes after."""
+        """`free` for an adapter whose framework names the stream after which the block ends."""
         cdef address_t given = read_block(address)
         cdef stream_t handle = self.allocator.stream_handle(stream)
         cdef Block* block
@@ -102,7 +102,7 @@ cdef class Tenant:
         self.allocator.free_from_stream(given, handle)
 
     def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
-        """`Allocator.empty`, in this tenant's name."""
+        """`Allocator.empty` for this tenant."""
         count = whole_size(size)
         if stream is None and self.allocator.is_readable():
             return self.allocator.ready_for(count, None, self.context)

@@ -5,8 +5,8 @@ from allotment._allocators.host_cache.python_memory cimport PythonMemory
 
 cdef class CachingAllocator(HostMemory):
     cdef Cache* cache
-    cdef PythonMemory memory    # where new memory comes from; None is the system's own
-    cdef CpuEntryPoints table   # filled when it is first asked for
+    cdef PythonMemory memory    # the source of new memory; None: the system
+    cdef CpuEntryPoints table   # filled on first use
     cdef object __weakref__
 
     cdef object allocate_bytes(self, object size)

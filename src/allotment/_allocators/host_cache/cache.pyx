@@ -1,15 +1,14 @@
 """A caching allocator for host memory: exact sizes, one per program phase or per thread, switched on by a guard.
 
-The lock story. One lock serves the whole process (see `allocation_map.pxd`): under it is C data alone, no
-system call and no Python, so it is held for nanoseconds and never while waiting for anything. A request that
-hits the cache, and a free that is cached, keep the interpreter lock and only *try* the other; if somebody has
-it, the interpreter is let go first and the whole step is done without it. No thread ever waits for the interpreter
-while holding the lock, so C callers and the handlers around a fork may wait for the lock whatever they hold.
-System calls, also those of memory written in Python, are made with neither. The guard is thread-local and
-needs no lock.
+Locks: one lock serves the whole process (see `allocation_map.pxd`). Code under it touches only C data and makes no
+system call, so a thread holds it for nanoseconds and never while it waits. A request that hits the cache, and a free
+that is cached, keep the interpreter lock and only *try* the other. If another thread has it, they release the
+interpreter lock first and do the whole step without it. No thread waits for the interpreter while it holds the lock, so
+C callers and the handlers around a fork may wait for the lock whatever they hold. System calls, including those of
+memory written in Python, are made with neither lock. The guard is thread-local and needs no lock.
 
-At exit nothing is torn down: the lock, the map and tables given to C stay valid until the process ends, and
-memory written in Python is not called any more once the interpreter goes.
+At exit nothing is torn down: the lock, the map and tables given to C stay valid until the process ends. Memory written
+in Python is not called any more once the interpreter ends.
 """
 
 cimport cython
@@ -54,7 +53,7 @@ cdef extern from *:
 cdef CpuEntryPoints default_entry_points = entry_points_of(NULL)
 
 
-# --- from Python numbers, to exceptions --------------------------------------------------------------------
+# --- converts Python numbers, makes exceptions ---------------------------------------------------------------
 
 cdef bytes_t wanted_bytes(object size) except? 0xFFFFFFFFFFFFFFFF:
     """pre: an int"""
@@ -81,16 +80,16 @@ cdef object out_of_memory(object size, bint too_large):
 
 
 cdef object system_figure(str name):
-    """0 where the platform does not tell."""
+    """Return 0 where the platform does not report it."""
     return os.sysconf(name) if name in getattr(os, "sysconf_names", ()) else 0
 
 
 cdef object refusal(Outcome outcome, address_t address):
     if outcome == ALREADY_FREE:
-        return AddressError(f"{address:#x} is free already: it lies on the free list of a caching allocator", address)
+        return AddressError(f"{address:#x} is free already: it is on the free list of a caching allocator", address)
     assert outcome == NOT_ALLOCATED
     return AddressError(
-        f"{address:#x} is not the start of memory in use: it was never allocated here, or it went back to the system",
+        f"{address:#x} is not the start of memory in use: it was never allocated here, or has returned to the system",
         address)
 
 
@@ -100,16 +99,16 @@ cdef class CachingAllocator(HostMemory):
     """CachingAllocator(*, checked=False, system=None)\n--\n
     Host memory that is kept under its exact size when freed, and handed out again, last in first out.
 
-    `checked` makes a free of memory that is free already, or that was never allocated, an AddressError. Without
-    it the first is not seen and hands the memory out twice, and the second goes straight to the C library, as
-    `free` in C does. While a checked allocator exists, memory that the default allocator (`allotment.cpu.allocate`)
-    gets from the system is known too, so that it can be freed inside a guard.
+    With `checked`, a free of memory that is already free, or that was never allocated, raises AddressError. Without it,
+    the first is not detected and the memory is allocated twice; the second goes straight to the C library, as `free` in
+    C does. While a checked allocator exists, memory that the default allocator (`allotment.cpu.allocate`) gets from the
+    system is known too, so that it can be freed inside a guard.
 
-    `system` replaces the C library's memory (64-byte aligned) as the source; it has allocate(size) and
-    free(address), which are called with no lock held, and lives as long as the process.
+    `system` replaces the C library's memory (64-byte aligned) as the source. It has allocate(size) and free(address),
+    which are called with no lock held, and lives as long as the process.
 
-    Safe to use from several threads, and in the child after a fork. When the allocator is destroyed, what it has
-    cached goes back to the system; memory in use stays valid.
+    Safe to use from several threads, and in the child after a fork. When the allocator is destroyed, its cached memory
+    returns to the system; memory in use stays valid.
     """
 
     def __cinit__(self, *args, **kwargs):
@@ -126,7 +125,7 @@ cdef class CachingAllocator(HostMemory):
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, *, checked: bool = False, system: System | None = None):
-        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read the arguments, so that every object is complete
 
     def __dealloc__(self):
         cdef Cache* cache = self.cache
@@ -140,19 +139,20 @@ cdef class CachingAllocator(HostMemory):
         return f"<CachingAllocator, {checked}{self.cached_bytes} bytes cached>"
 
     def allocate(self, size: SupportsIndex | str, /) -> int:
-        """The address of `size` bytes, its contents undefined. Size 0 gives 0.
+        """Return the address of `size` bytes, uninitialized. Size 0 returns 0.
 
-        `size` may also be text such as "1MiB". If the system has no memory, everything cached here is released and it
-        is asked once more. Raises SizeError, OutOfMemoryError, and DeviceError for a `system` that fails for another
+        `size` may also be text such as "1MiB". If the system has no memory, the allocator releases its whole cache and
+        asks once more. Raises SizeError, OutOfMemoryError, and DeviceError for a `system` that fails for another
         reason.
         """
         return self.allocate_bytes(size)
 
     def free(self, address: Buffer | SupportsIndex, /) -> None:
-        """Keep memory for the next request of its size. Memory that no caching allocator gave out goes to the system.
+        """Cache memory for the next request of its size. Memory that no caching allocator provided returns to the
+        system.
 
-        It may have been allocated by another caching allocator; it is cached in this one. A `Buffer` of this one is
-        closed. Freeing 0 does nothing.
+        Another caching allocator may have allocated it; this one caches it. A `Buffer` of this one is closed. Freeing 0
+        does nothing.
         """
         self.free_address(address)
 
@@ -217,35 +217,36 @@ cdef class CachingAllocator(HostMemory):
         if outcome != DONE:
             raise refusal(outcome, address)
         if size > found:
-            raise SizeError(f"{size} bytes at {address:#x} are more than the {found} bytes allocated there", size)
+            raise SizeError(f"{size} bytes at {address:#x} exceed the {found} bytes allocated there", size)
         return 0
 
     def empty_cache(self) -> None:
-        """Give what is cached back to the system."""
+        """Return the cached memory to the system."""
         with nogil:
             cache_release(self.cache)
 
     @property
     def checked(self) -> bool:
-        """Whether frees are checked, as it was made."""
+        """Whether frees are checked, as chosen at its creation."""
         return bool(self.cache.is_checked)
 
     @property
     def cached_bytes(self) -> int:
-        """The bytes that are cached now."""
+        """Number of cached bytes."""
         return self.stats()["cached_bytes"]
 
     def stats(self) -> dict[str, int]:
-        """hits, misses, retries, cached_frees, system_frees, cached_blocks, cached_bytes."""
+        """Return hits, misses, retries, cached_frees, system_frees, cached_blocks, cached_bytes."""
         cdef Counters counters
         with nogil:
             counters = cache_counters(self.cache)
         return counters
 
     def entry_points(self) -> object:
-        """The C functions, as a capsule named "allotment.cpu.entry_points"; its form is in host_cache/entry_points.pxd.
+        """Return the C functions as a capsule named "allotment.cpu.entry_points"; host_cache/entry_points.pxd has their
+        form.
 
-        Whoever has it may call it at any time, so the allocator then lives as long as the process.
+        C code may call it at any time, so the allocator then lives as long as the process.
         """
         if self.table.size == 0:
             self.table = entry_points_of(self.cache)
@@ -277,7 +278,7 @@ cdef class Guard:
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, cache: CachingAllocator | None):
-        pass    # `__cinit__` has read it, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read the argument, so that every object is complete
 
     def __reduce__(self):
         return refuse_pickling(self, "it belongs to a thread of this process; make one in the other process")
@@ -287,7 +288,7 @@ cdef class Guard:
 
     @property
     def cache(self) -> CachingAllocator | None:
-        """The allocator that it installs; None is no caching."""
+        """Allocator that it installs; None: no caching."""
         return self.cache
 
     def __enter__(self) -> CachingAllocator | None:
@@ -316,12 +317,12 @@ cdef class Guard:
 
 
 def caching(cache: CachingAllocator | None, /) -> Guard:
-    """Let the default allocator use `cache` on this thread, for the length of a `with`; None is no caching."""
+    """Let the default allocator use `cache` on this thread, inside a `with`; None means no caching."""
     return Guard(cache)
 
 
 def current() -> CachingAllocator | None:
-    """The allocator that this thread's innermost guard has installed."""
+    """Return the allocator that this thread's innermost guard has installed."""
     return (<Guard> innermost_guard).cache if innermost_guard != NULL else None
 
 
@@ -329,9 +330,9 @@ cdef class DefaultAllocator(HostMemory):
     """DefaultAllocator()\n--\n
     The default allocator as an object: the owner of buffers that `empty` makes outside of every guard.
 
-    It keeps no record of what it gave out, so only `empty` makes buffers of its memory."""
+    It keeps no record of the memory it provides, so only `empty` makes buffers of its memory."""
 
-    cdef set handing_out    # addresses that a call of `empty` is making a buffer of
+    cdef set handing_out    # addresses for which a call of `empty` is making a buffer
 
     def __cinit__(self):
         self.handing_out = set()
@@ -339,11 +340,11 @@ cdef class DefaultAllocator(HostMemory):
     cdef int adopt(self, address_t address, bytes_t size) except -1:
         if address not in self.handing_out:
             raise AddressError(
-                f"{address:#x} is not for a Buffer of the default allocator; allotment.cpu.empty makes one", address)
+                f"{address:#x} cannot become a Buffer of the default allocator; allotment.cpu.empty makes one", address)
         return 0
 
     def empty(self, size: SupportsIndex | str, /) -> Buffer:
-        """`allotment.cpu.empty`, outside of every guard."""
+        """`allotment.cpu.empty` outside of every guard."""
         count = whole_size(size)
         address = allocate(count)
         self.handing_out.add(address)
@@ -371,16 +372,16 @@ cdef DefaultAllocator default_allocator = DefaultAllocator()
 
 
 def empty(size: SupportsIndex | str, /) -> Buffer:
-    """A buffer of `size` bytes, contents undefined, from `current()`, or from the system if there is none.
+    """Return an uninitialized buffer of `size` bytes, from `current()`, or from the system if there is none.
 
-    It goes back with its last reference: to the allocator that it came from, or as `free` does.
+    When its last reference is dropped, it returns to the allocator that it came from, or as `free` does.
     """
     cdef CachingAllocator cache = current()
     return (default_allocator if cache is None else cache).empty(size)
 
 
 def array(shape: int | tuple[int, ...], dtype: Any = "float64") -> NDArray[Any]:
-    """A NumPy array of such memory, contents undefined; the array keeps its memory alive.
+    """Return an uninitialized NumPy array on such memory; the array keeps its memory alive.
 
     Raises TypeError for a dtype that holds Python objects.
     """
@@ -389,7 +390,7 @@ def array(shape: int | tuple[int, ...], dtype: Any = "float64") -> NDArray[Any]:
 
 
 def allocate(size: SupportsIndex | str, /) -> int:
-    """The default allocator: memory from `current()`, or from the system if there is none."""
+    """Return memory of `current()`, or of the system if there is none: the default allocator."""
     cdef CachingAllocator cache = current()
     cdef bytes_t wanted
     cdef address_t address = 0
@@ -406,10 +407,11 @@ def allocate(size: SupportsIndex | str, /) -> int:
 
 
 def free(address: Buffer | SupportsIndex, /) -> None:
-    """Free through `current()`. If there is none, the memory goes back to the system, cached once or not.
+    """Free through `current()`. If there is none, the memory returns to the system, whether it was cached before or
+    not.
 
-    A `Buffer` is closed, and its memory goes to the allocator that it came from. Raises AddressError for memory that
-    lies on a free list.
+    A `Buffer` is closed, and its memory returns to the allocator that it came from. Raises AddressError for memory that
+    is on a free list.
     """
     cdef CachingAllocator cache = current()
     cdef address_t given
@@ -428,9 +430,9 @@ def free(address: Buffer | SupportsIndex, /) -> None:
 
 
 def record_free(address: SupportsIndex, /) -> None:
-    """Declare that memory is being freed by other means: no caching allocator knows it any more.
+    """Declare that other code is freeing this memory: caching allocators forget it.
 
-    The memory itself is not touched. Raises AddressError for memory that lies on a checked allocator's free list.
+    The memory itself is not touched. Raises AddressError for memory that is on a checked allocator's free list.
     """
     cdef address_t given = read_address(address)
     cdef Outcome outcome
@@ -441,7 +443,7 @@ def record_free(address: SupportsIndex, /) -> None:
 
 
 def recorded_size(address: SupportsIndex, /) -> int | None:
-    """How large memory is that a caching allocator gave out, in use or cached; None if none of them knows it."""
+    """Return the size of memory that a caching allocator provided, in use or cached; None if none of them knows it."""
     cdef address_t given = read_address(address)
     cdef Allocation* allocation
     cdef bint is_recorded
@@ -457,15 +459,15 @@ def recorded_size(address: SupportsIndex, /) -> int | None:
 
 
 def entry_points() -> object:
-    """The default allocator's C functions; see `CachingAllocator.entry_points`."""
+    """Return the default allocator's C functions; see `CachingAllocator.entry_points`."""
     return PyCapsule_New(&default_entry_points, "allotment.cpu.entry_points", NULL)
 
 
 def set_fill(*, on_allocate: int | None = None, on_free: int | None = None) -> None:
-    """For debugging: bytes (0 to 255) to write over memory new from the system, and over memory that goes back to it.
+    """For debugging: set bytes (0 to 255) to write over memory new from the system, and over memory that returns to it.
 
-    None writes nothing. Memory whose size is not known when it goes back (it was never cached) is left as it is. To be
-    chosen before other threads allocate.
+    None writes nothing. Memory whose size is unknown when it returns (it was never cached) is not written. Choose
+    before other threads allocate.
     """
     for byte in (on_allocate, on_free):
         if byte is not None and not isinstance(byte, int):

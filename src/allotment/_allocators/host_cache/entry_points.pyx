@@ -23,7 +23,7 @@ cdef extern from *:
 
 
 cdef int note(Outcome outcome, unsigned long long figure) noexcept nogil:
-    """1 if all is well."""
+    """Store the outcome for `last_error`; return 1 for success."""
     global last_outcome, last_figure
     if outcome == DONE:
         return 1
@@ -51,7 +51,7 @@ cdef int entry_record_free(void* context, void* memory) noexcept nogil:
 
 
 cdef size_t entry_last_error(void* context, char* text, size_t capacity) noexcept nogil:
-    """The words of the calling thread's last failure, and their length, cut to `capacity`; 0 if there was none."""
+    """Copy the text of the calling thread's last failure, cut to `capacity`; return its length, 0 if there was none."""
     cdef char words[128]
     cdef size_t length = 0
     if last_outcome == OUT_OF_MEMORY:

@@ -1,19 +1,19 @@
 """Free lists of exact sizes: what one caching allocator keeps.
 
-A program that repeats itself asks for the same sizes again and again. So memory that is freed is kept under
-its exact size, last in first out, and handed to the next request of that very size, warm in the processor's
-cache and with its pages already there. Nothing is rounded, split or merged; what is kept goes back to the
-system when the system has no more to give, when asked, or when the allocator is destroyed.
+A program that repeats itself requests the same sizes again and again. So the cache stores freed memory under its exact
+size, last in first out, and returns it for the next request of that very size, warm in the processor's cache and with
+its pages already mapped. It rounds, splits and merges nothing. Cached memory returns to the system when the system has
+no more memory, on request, or when the allocator is destroyed.
 
     request of n bytes ── list of n has memory ──────────────> the last freed
                        └─ no ─> system ── it has none ──> release all that is kept, ask once more
     free ── in the allocation map ──> list of its recorded size, of the allocator it is freed through
          └─ unknown ──> system (in checked mode: refused)
 
-The lists hold places, not allocations: memory that is freed twice lies there twice and is handed out twice,
-unless the cache is checked. It still goes back to its system only once (see `Allocation`).
+The lists hold places, not allocations: memory that is freed twice has two places and is allocated twice, unless the
+cache is checked. It still returns to its system only once (see `Allocation`).
 
-Cost: O(1) for each operation, except release, which is O(what is kept).
+Cost: O(1) for each operation; a release is linear in what is cached.
 """
 
 from libc.stddef cimport size_t
@@ -37,7 +37,7 @@ cdef struct Counters:
     uint64_t misses
     uint64_t retries        # the system had no memory and was asked again
     uint64_t cached_frees
-    uint64_t system_frees   # frees that did not stay here
+    uint64_t system_frees   # frees that were not cached here
     uint64_t cached_blocks  # places on the lists
     bytes_t cached_bytes
 
@@ -48,25 +48,24 @@ cdef struct Cache:
     Counters counters
 
 
-# NULL: no memory. `system` must live forever.
+# NULL: no memory. `system` must live for ever.
 cdef Cache* cache_create(System* system, bint is_checked) noexcept nogil
 
-# pre: it is not in use any more. Releases what it keeps.
+# pre: it is no longer in use. Releases what it caches.
 cdef void cache_destroy(Cache* cache) noexcept nogil
 
-# These take the lock themselves, waiting for it if need be; pre: the calling thread does not hold it.
+# These acquire the lock themselves, waiting if needed; pre: the calling thread does not hold it.
 cdef Outcome cache_allocate(Cache* cache, bytes_t size, address_t* address) noexcept nogil
 cdef Outcome cache_free(Cache* cache, address_t address) noexcept nogil
 cdef void cache_release(Cache* cache) noexcept nogil
 cdef Counters cache_counters(Cache* cache) noexcept nogil
 
-# The rule that is broken, or NULL.
+# Returns the name of a violated invariant, or NULL.
 cdef const char* cache_broken_rule(Cache* cache) noexcept nogil
 
-# The halves of the first two, for callers that take the lock in a way of their own.
-# pre: the size has at most SIZE_BITS bits
-# take_cached: whether a list had memory. allocate_new: what follows if not, without the lock.
-# keep: LEAVES asks for send_back(leaving), without the lock.
+# The halves of the first two, for callers that acquire the lock in their own way. pre: the size has at most SIZE_BITS
+# bits. take_cached: whether a list had memory. allocate_new: what follows if not, without the lock. keep: after LEAVES,
+# call send_back(leaving) without the lock.
 cdef bint take_cached(Cache* cache, bytes_t size, address_t* address) noexcept nogil
 cdef Outcome allocate_new(Cache* cache, bytes_t size, address_t* address) noexcept nogil
 cdef Outcome keep(Cache* cache, address_t address, Leaving* leaving) noexcept nogil

@@ -12,7 +12,7 @@ from allotment._core.tools.lock cimport lock_give, lock_wait
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_put, map_reserve
 from allotment._core.tools.slab cimport Slab, slab_give, slab_init, slab_reserve, slab_take
 
-# Of all caches, under the registry's lock.
+# Of all caches; guarded by the registry's lock.
 cdef Slab places
 cdef Slab lists
 slab_init(&places, sizeof(Place))
@@ -48,7 +48,7 @@ cdef inline FreeList* list_of(Cache* cache, bytes_t size) noexcept nogil:
 
 
 cdef FreeList* list_made_for(Cache* cache, bytes_t size) noexcept nogil:
-    """NULL: no memory."""
+    """Return NULL if there is no memory."""
     cdef FreeList* wanted = list_of(cache, size)
     if wanted == NULL and map_reserve(&cache.lists) and slab_reserve(&lists, 1):
         wanted = <FreeList*> slab_take(&lists)
@@ -199,7 +199,7 @@ cdef void cache_release(Cache* cache) noexcept nogil:
 
 
 cdef Place* withdraw_all(Cache* cache) noexcept nogil:
-    """Empty the lists; what has to go back to its system, one place for each piece of memory."""
+    """Empty the lists; return what must return to its system, one place for each piece of memory."""
     cdef Place* leaving = NULL
     cdef Place* place
     cdef FreeList* full
@@ -224,7 +224,7 @@ cdef Place* withdraw_all(Cache* cache) noexcept nogil:
     return leaving
 
 
-# --- looking -----------------------------------------------------------------------------------------------
+# --- checking ------------------------------------------------------------------------------------------------
 
 cdef Counters cache_counters(Cache* cache) noexcept nogil:
     cdef Counters counters
@@ -266,7 +266,7 @@ cdef const char* broken_rule(Cache* cache) noexcept nogil:
             cached_blocks += 1
             place = place.below
     if cached_bytes != cache.counters.cached_bytes or cached_blocks != cache.counters.cached_blocks:
-        return "the counters say what the lists hold"
+        return "the counters agree with the lists"
     if cached_bytes > registry.cached_bytes:
         return "the process's total covers each cache"
     return NULL

@@ -1,6 +1,6 @@
-"""Memory of this process that no device is involved in, as buffers and arrays.
+"""Memory of this process without a device, as buffers and arrays.
 
-`Buffer` knows this class: it has no device to ask whether its memory can be read.
+`Buffer` knows this class, which has no device that could say whether its memory can be read.
 """
 
 from allotment._core.contract.types cimport address_t, bytes_t

@@ -7,15 +7,15 @@ from numpy.typing import NDArray
 from allotment._allocators.buffer import Buffer
 
 class HostMemory:
-    """What allocators of host memory without a device have in common; users hold a `CachingAllocator`."""
+    """Base of allocators of host memory without a device. Users hold a `CachingAllocator`."""
 
     def empty(self, size: SupportsIndex | str, /) -> Buffer:
-        """A buffer of `size` bytes, contents undefined, that goes back to this allocator with its last reference.
+        """Return an uninitialized buffer of `size` bytes, which returns to this allocator with its last reference.
 
         `size` is a number of bytes or text such as "1MiB". Raises what `allocate` raises.
         """
     def array(self, shape: int | tuple[int, ...], dtype: Any = "float64") -> NDArray[Any]:
-        """A NumPy array of this memory, contents undefined; the array keeps its memory alive.
+        """Return an uninitialized NumPy array on this memory; the array keeps its memory alive.
 
         Raises TypeError for a dtype that holds Python objects, and what `allocate` raises.
         """

@@ -5,10 +5,10 @@ from allotment._allocators.host_cache.system_memory cimport System
 cdef class PythonMemory:
     cdef System system
     cdef object owner
-    cdef dict failures          # thread identity -> why its last call of allocate failed
+    cdef dict failures          # thread identity -> the exception of its last call of allocate
 
-    # The exception behind this thread's last failure, or None; a second call gives None.
+    # Returns the exception behind this thread's last failure, or None; a second call returns None.
     cdef object take_failure(self)
 
-# The one of this object. It lives as long as the process, as every System does.
+# Returns the memory of this object. It lives as long as the process, like every System.
 cdef PythonMemory python_memory(object owner)

@@ -40,7 +40,7 @@ cdef void* call_allocate(void* memory, size_t size) noexcept with gil:
 
 
 cdef void call_free(void* memory, void* address) noexcept with gil:
-    # What it raises cannot be raised here; Cython reports it through `sys.unraisablehook`.
+    # Its exception cannot be raised here; Cython reports it through `sys.unraisablehook`.
     (<PythonMemory> memory).owner.free(<address_t> address)
 
 

@@ -19,12 +19,12 @@ class PluggableAllocator(PluggedMemory):
         free(pointer, size, device, stream)             void free(void*, size_t, int, void*)
 
     Each function is C code, given by its address or as a ctypes function and called without the interpreter lock, or a
-    Python callable; streams and pointers are ints there. What is freed is told with the size, device and stream it was
-    asked for with. Functions are called without any lock held, from several threads at once if there are.
+    Python callable; streams and pointers are ints there. A free is called with the size, device and stream of the
+    request. Functions are called without any lock held, from several threads at once if the program has several.
 
-    `device` (a name or a device object) is whose memory it is; without one there is no `copy`, no `memory_info`, no
-    view of a buffer. Where a method takes a device index, None is that device's, or 0. The optional functions, with
-    what Python's take and C's:
+    `device` (a name or a device object) owns the memory; without one there is no `copy`, no `memory_info`, no view of a
+    buffer. Where a method takes a device index, None means that device's index, or 0. The optional functions, with
+    their arguments in Python and in C:
 
         init(device_count)                                          void(int)
         reset()                                                     void(void)
@@ -35,12 +35,12 @@ class PluggableAllocator(PluggedMemory):
         end_allocate_to_pool(device, pool)                          void(int, uint64_t, uint64_t)
         release_pool(device, pool)                                  void(int, uint64_t, uint64_t)
 
-    Making it runs `init(device_count)`. A copy (`copy.copy`) has the same functions and books of its own. Memory that
-    is still out when the allocator goes is not freed. What two functions cannot do (a history, tags, tenants, sharing)
-    a caching allocator can do with them: `Allocator(device).pool(allocator=this)`.
+    Creating it runs `init(device_count)`. A copy (`copy.copy`) has the same functions and its own records. Memory that
+    is still allocated when the allocator is deleted is not freed. What two functions cannot do (a history, tags,
+    tenants, sharing), a caching allocator can do on top of them: `Allocator(device).pool(allocator=this)`.
 
-    An alloc function that raises MemoryError means OutOfMemoryError; anything else that a function raises is a
-    DeviceError with that as its cause. C functions must not raise. Safe to use from several threads.
+    An alloc function that raises MemoryError causes an OutOfMemoryError; any other exception of a function causes a
+    DeviceError with that exception as its cause. C functions must not raise. Safe to use from several threads.
     """
 
     def __init__(
@@ -69,22 +69,22 @@ class PluggableAllocator(PluggedMemory):
         device_count: int = 0,
         **hooks: Any,
     ) -> PluggableAllocator:
-        """An allocator of functions of a shared library, by name; the optional ones may be names too.
+        """Return an allocator made of functions of a shared library, by name; the optional ones may be names too.
 
         Raises RequestError if the library cannot be loaded or has no such function.
         """
     def set_function(self, name: str, function: Function | None) -> None:
-        """Put a function in place of an optional one, from the next call of it on; None takes it away.
+        """Replace an optional function, from its next call on; None removes it.
 
-        `name` is one of the optional functions of the class. A copy that was made before keeps what it had. Raises
-        RequestError for another name, TypeError and RequestError for what is not a function.
+        `name` is one of the optional functions of the class. An earlier copy of the allocator keeps its function.
+        Raises RequestError for another name; TypeError and RequestError for an object that is not a function.
         """
     @property
     def raw_deleter(self) -> Callable[[int], None]:
-        """`free` as a C function, void(void*), for code that is handed memory together with what deletes it.
+        """Return `free` as a C function, void(void*), for code that gets memory together with its deleter.
 
-        It is a ctypes function; `ctypes.cast(f, ctypes.c_void_p).value` is its address, which is good for as long as
-        the allocator lives. It takes the interpreter lock, and what `free` raises goes to `sys.unraisablehook`.
+        It is a ctypes function; `ctypes.cast(f, ctypes.c_void_p).value` is its address, valid as long as the allocator
+        lives. It takes the interpreter lock, and `sys.unraisablehook` gets the exceptions of `free`.
         """
     def init(self, device_count: int) -> None:
         """Run the `init` function once more, for `device_count` devices.
@@ -93,13 +93,13 @@ class PluggableAllocator(PluggedMemory):
         """
     @property
     def history(self) -> PluggableHistory:
-        """What is out now; no history is kept."""
+        """What is allocated now; it keeps no history."""
     @property
     def pools(self) -> PluggablePools:
         """Pools that its functions make, by id."""
     @property
     def limits(self) -> PluggableLimits:
-        """How much of a device's memory its functions may use, and who is told when there is none."""
+        """Limits of its functions' memory use, and observers for running out of memory."""
     @property
     def sharing(self) -> BasicSharing:
         """Which other devices use its memory."""
@@ -107,45 +107,45 @@ class PluggableAllocator(PluggedMemory):
     def inspection(self) -> PluggableInspection:
         """Figures, for tools and tests."""
     def malloc(self, size: int | str, stream: Stream | int | None = None, *, device: int | None = None) -> int:
-        """What the alloc function gives, which may be 0. Size 0 is passed on.
+        """Return what the alloc function returns, which may be 0. Size 0 is passed on.
 
-        `stream` is by default the calling thread's current one, else the default one, 0.
-        A pointer that is handed out twice is remembered as it was the first time. Raises SizeError, StreamError,
-        OutOfMemoryError, DeviceError. Safe to call from several threads.
+        `stream` is by default the calling thread's current stream, else the default stream, 0. For a pointer that the
+        function returns twice, the first record counts. Raises SizeError, StreamError, OutOfMemoryError, DeviceError.
+        Safe to call from several threads.
         """
     def free(self, address: Buffer | int, /) -> None:
-        """Forget the pointer, then call the free function with what it was allocated with. A `Buffer` is closed.
+        """Forget the pointer, then call the free function with the arguments of its request. A `Buffer` is closed.
 
-        0 is a pointer like any other here. Raises AddressError for what is not out, DeviceError if the function raises
-        (the pointer is forgotten all the same). Safe to call from several threads.
+        Here 0 is a pointer like any other. Raises AddressError for a pointer that is not allocated, DeviceError if the
+        function raises (the pointer is forgotten nevertheless). Safe to call from several threads.
         """
     def empty(self, size: int | str, stream: Stream | int | None = None, *, device: int | None = None) -> Buffer:
-        """A buffer that frees itself, through this allocator.
+        """Return a buffer that frees itself through this allocator.
 
         Without a stream, memory of its own device that this process can read is ready for the calling thread: the call
-        waits until the work that is queued on the current stream, else the default one, is done. Raises
-        OutOfMemoryError if there is no memory for it, and what `malloc` raises.
+        waits until the work queued on the current stream, else the default stream, is done. Raises OutOfMemoryError if
+        there is no memory for it, and what `malloc` raises.
         """
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
-        """Run `record_stream` for a block (an address or a `Buffer`); without it, nothing happens.
+        """Run `record_stream` for a block (an address or a `Buffer`); without that function, do nothing.
 
         Raises AddressError, StreamError, DeviceError if the function raises.
         """
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
         """Run `reset`; the pool is ignored. Raises DeviceError if the function raises."""
     def stats(self, device: int | None = None) -> dict[str, int]:
-        """All counters of one device, flattened and sorted by key. Safe to call from several threads."""
+        """Return all counters of one device, flattened and sorted by key. Safe to call from several threads."""
     def reset_peak_stats(self, device: int | None = None) -> None:
-        """Let the peaks start anew from what is out now."""
+        """Reset the peaks to the current values."""
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
-        """What is out, in the form that PyTorch's memory tools read, without a history."""
+        """Return what is allocated, in the form that PyTorch's memory tools read, without a history."""
 
 class PluggableHistory(Part):
     """What is out of a `PluggableAllocator`: its `history`."""
 
     def __init__(self, allocator: PluggableAllocator) -> None: ...
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:
-        """Every pointer that is out, of all devices, as a segment of one block; of a private pool, none."""
+        """Return every allocated pointer, of all devices, as a segment of one block; none for a private pool."""
     def dump_snapshot(self, path: str | PathLike[str]) -> None:
         """Write `snapshot()` to a file that PyTorch's memory tools open."""
 
@@ -158,18 +158,18 @@ class PluggablePools(Part):
     ) -> None:
         """Run `begin_allocate_to_pool`, and count a use of the pool.
 
-        `accepts` goes to a Python function as it is; a C function gets NULL for it. Raises PoolError for what is not a
-        pool id, DeviceError if the function raises.
+        A Python function gets `accepts` unchanged; a C function gets NULL for it. Raises PoolError for an invalid pool
+        id, DeviceError if the function raises.
         """
     def end_allocate_to_pool(self, pool: PoolId, *, device: int | None = None) -> None:
         """Run `end_allocate_to_pool`. Raises PoolError, DeviceError if the function raises."""
     def release(self, pool: PoolId, *, device: int | None = None) -> None:
-        """Run `release_pool`, and count one use less. Raises PoolError, DeviceError if the function raises."""
+        """Run `release_pool`, and count one use less. Raises PoolError; DeviceError if the function raises."""
     def use_count(self, pool: PoolId, *, device: int | None = None) -> int:
-        """How often the pool was begun and not released yet. Raises PoolError for what is not a pool id."""
+        """Return how often the pool was begun and not released yet. Raises PoolError for an invalid pool id."""
     @property
     def caching(self) -> bool:
-        """Always True; setting it has no effect: what is cached is up to the functions."""
+        """Always True. Setting it has no effect: the functions decide what is cached."""
     @caching.setter
     def caching(self, on: bool) -> None: ...
 
@@ -178,28 +178,31 @@ class PluggableLimits(ObservedLimits):
 
     def __init__(self, allocator: PluggableAllocator) -> None: ...
     def set_memory_fraction(self, fraction: float, device: int | None = None) -> None:
-        """Run `memory_fraction`, and remember what was set; without it, nothing happens.
+        """Run `memory_fraction`, and remember the value; without that function, do nothing.
 
-        Raises RequestError for what is not between 0.0 and 1.0, DeviceError if the function raises.
+        Raises RequestError for a number that is not between 0.0 and 1.0, DeviceError if the function raises.
         """
     def get_memory_fraction(self, device: int | None = None) -> float:
-        """What was set through this allocator. Raises UnsupportedError if nothing was, or there is no such function."""
+        """Return the fraction set through this allocator.
+
+        Raises UnsupportedError if none was set, or without that function.
+        """
 
 class PluggableInspection(BasicInspection):
     """Figures of a `PluggableAllocator`: its `inspection`."""
 
     def __init__(self, allocator: PluggableAllocator) -> None: ...
     def nested_stats(self, device: int | None = None) -> dict[str, Any]:
-        """The counters of `Allocator`, of one device; each pointer that is out is a segment."""
+        """Return the counters of one device, as `Allocator` has them; each allocated pointer is a segment."""
     def reset_accumulated_stats(self, device: int | None = None) -> None:
-        """Let the sums of all requests and frees start anew from 0."""
+        """Restart the sums of all requests and frees at 0."""
     def cache_info(self, largest: int = 0) -> int:
-        """`largest`, or the device's free memory when 0: nothing is cached here.
+        """Return `largest`, or the device's free memory for 0: nothing is cached here.
 
         Raises UnsupportedError without a device, DeviceError.
         """
     def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
-        """(base, size) as `base_alloc` says; without it, the address and the size that was asked for, 0 if unknown.
+        """Return (base, size) from `base_alloc`; without it, the address and the requested size, 0 if unknown.
 
-        Raises AddressError, DeviceError if the function raises or gives something else.
+        Raises AddressError; DeviceError if the function raises or returns something else.
         """

@@ -1,4 +1,4 @@
-"""What is out, as the segments that memory tools read."""
+"""Allocated pointers as the segments that memory tools read."""
 
 from allotment._allocators.pluggable.ledger cimport Ledger
 

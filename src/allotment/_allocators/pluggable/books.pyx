@@ -28,7 +28,7 @@ cdef list segments_of(Ledger* ledger):
 
 
 cdef list segments_of_device(const Entry* entries, size_t count, device_t device):
-    """Each entry of a device as a segment of one block, by address."""
+    """Return each entry of a device as a segment of one block, by address."""
     cdef Arrangement arrangement
     cdef SegmentCopy* segment
     cdef BlockCopy* block

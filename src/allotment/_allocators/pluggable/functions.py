@@ -1,8 +1,8 @@
-"""What a pluggable allocator takes as a function."""
+"""The objects that a pluggable allocator accepts as a function."""
 
 from _ctypes import CFuncPtr
 from collections.abc import Callable
 from typing import Any
 
 Function = int | CFuncPtr | Callable[..., Any]
-"""C code by its address, a function of ctypes, or a Python callable."""
+"""C code by its address, a ctypes function, or a Python callable."""

@@ -1,16 +1,16 @@
-"""The books of an allocator that is somebody else's functions: which pointers are out, and what they add up to.
+"""Records of an allocator made of a user's functions: which pointers are allocated, and their totals.
 
-Two functions give and take memory and tell us nothing. What can be known is what passed through our hands:
+Two functions provide and take back memory and report nothing. The ledger knows only what passed through this package:
 
     address -> Entry        size, device and stream of the request: what the free function will be told
     device  -> Account      its counters, each pointer being a segment of one block
 
-    - An address that is handed out again before it was given back keeps its first entry, and counts once.
-    - The null pointer is entered like any other, for whoever frees it, but counts as no memory: only as a request
+    - An address that is returned again before it was freed keeps its first entry, and counts once.
+    - The null pointer gets an entry like any other, for a later free of it, but counts as no memory: only as a request
       that was refused, if anything was requested.
 
-The lock guards C data alone: nothing of the user's is called under it and no thread under it wants the interpreter
-lock. So it is held for nanoseconds, and may be waited for with the interpreter lock held.
+The lock guards only C data: no user function is called under it, and no thread under it waits for the interpreter lock.
+So a thread holds it for nanoseconds, and may wait for it while holding the interpreter lock.
 """
 
 from libc.stddef cimport size_t
@@ -35,7 +35,7 @@ cdef struct Account:
 
 cdef struct Ledger:
     Lock lock
-    PointerMap entries          # address -> Entry; null, which is no key, stands apart
+    PointerMap entries          # address -> Entry; null, which cannot be a key, is separate
     Entry null
     bint null_is_out
     Slab records
@@ -45,28 +45,29 @@ cdef struct Ledger:
 cdef bint ledger_init(Ledger* ledger) noexcept nogil
 cdef void ledger_clear(Ledger* ledger) noexcept nogil
 
-# False if the host has no memory for the entry: then nothing has changed.
+# Returns False, without a change, if the host has no memory for the entry.
 cdef bint ledger_enter(Ledger* ledger, address_t address, bytes_t size, device_t device,
                        stream_t stream) noexcept nogil
 
-# A request that ended without any pointer.
+# Counts a request that ended without a pointer.
 cdef void ledger_refused(Ledger* ledger, device_t device) noexcept nogil
 
-# Forget a pointer; False if it is not out.
+# Removes a pointer; returns False if it is not allocated.
 cdef bint ledger_remove(Ledger* ledger, address_t address, Entry* removed) noexcept nogil
 
-# False, and `found` left alone, if the pointer is not out.
+# Returns False, and leaves `found` unchanged, if the pointer is not allocated.
 cdef bint ledger_find(Ledger* ledger, address_t address, Entry* found) noexcept nogil
 
-# What is out and holds an address, also in its middle; a walk over all of it, if that is not where it starts.
+# Finds the allocation that contains an address, even in its middle; visits all entries if the address is not a start.
 cdef bint ledger_find_around(Ledger* ledger, address_t address, Entry* found) noexcept nogil
 
-# The bytes that are out, of all devices.
+# The allocated bytes of all devices.
 cdef bytes_t ledger_live_bytes(Ledger* ledger) noexcept nogil
 
 cdef void ledger_stats(Ledger* ledger, device_t device, Stats* copy) noexcept nogil
 cdef void ledger_reset_peak(Ledger* ledger, device_t device) noexcept nogil
 cdef void ledger_reset_accumulated(Ledger* ledger, device_t device) noexcept nogil
 
-# Every entry that is memory, in no order, as an array for the caller to free; NULL if the host has no memory for it.
+# Returns every entry that has memory, in no order, as an array that the caller frees; NULL if the host has no memory
+# for it.
 cdef Entry* ledger_copy(Ledger* ledger, size_t* count) noexcept nogil

@@ -13,7 +13,7 @@ from allotment._core.tools.lock cimport lock_give, lock_wait
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 from allotment._core.tools.slab cimport slab_clear, slab_give, slab_init, slab_reserve, slab_take
 
-cdef bytes_t NO_SPLIT = ~(<bytes_t> 0)      # the setting that is not set: nothing is split here
+cdef bytes_t NO_SPLIT = ~(<bytes_t> 0)      # the value of an unset setting: nothing is split here
 
 
 cdef bint ledger_init(Ledger* ledger) noexcept nogil:
@@ -36,7 +36,7 @@ cdef void ledger_clear(Ledger* ledger) noexcept nogil:
     slab_clear(&ledger.records)
 
 
-# --- accounts: all below runs under the lock -----------------------------------------------------------------
+# --- accounts: all functions below run under the lock ---------------------------------------------------------
 
 cdef Account* find_account(Ledger* ledger, device_t device) noexcept nogil:
     cdef Account* account = ledger.accounts
@@ -46,7 +46,7 @@ cdef Account* find_account(Ledger* ledger, device_t device) noexcept nogil:
 
 
 cdef Account* account_for(Ledger* ledger, device_t device) noexcept nogil:
-    """A device's account, opened if there is none; NULL if the host has no memory for it."""
+    """Return a device's account, creating it on first use; NULL if the host has no memory for it."""
     cdef Account** link = &ledger.accounts
     while link[0] != NULL:
         if link[0].device == device:
@@ -97,7 +97,7 @@ cdef inline Entry* entry_at(Ledger* ledger, address_t address) noexcept nogil:
 
 
 cdef Entry* entry_for(Ledger* ledger, address_t address) noexcept nogil:
-    """A place for an address that has none; NULL if the host has no memory for it. pre: under the lock"""
+    """Return a place for an address that has none; NULL if the host has no memory for it. pre: under the lock"""
     cdef Entry* entry
     if address == 0:
         ledger.null_is_out = True

@@ -1,14 +1,14 @@
-"""Somebody else's functions, and the books that we keep of them.
+"""A user's functions, and the records of what they provided.
 
 Each function is C code, called without the interpreter lock, or a Python callable. Both kinds may be mixed:
 
     malloc ── alloc(size, device, stream) ──> pointer ── entered in the ledger
     free   ── looked up in the ledger, forgotten ── free(pointer, size, device, stream) as entered
 
-The lock story. The ledger has a lock of its own, under which is C data alone (see ledger.pxd). Functions are called
-outside of it, so they may block, call back, and run on several threads at once; they must bear that. A pointer leaves
-the ledger before its free function is called: in the other order another thread could be handed the same address in
-between, and have its entry removed.
+Locks: the ledger has its own lock, under which code touches only C data (see ledger.pxd). Functions are called outside
+of it, so they may block, call back, and run on several threads at once; they must be safe for that. A pointer leaves
+the ledger before its free function is called: in the other order another thread could get the same address in between,
+and have its entry removed.
 """
 
 from libc.stddef cimport size_t
@@ -18,7 +18,7 @@ from allotment._allocators.base cimport AllocatorBase
 from allotment._allocators.pluggable.ledger cimport Ledger
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
 
-# The functions as C writes them. A pool's id is two numbers, which is how a pair travels by value.
+# The C types of the functions. A pool's id is two numbers, which is how a pair is passed by value.
 ctypedef void* (*alloc_t)(size_t size, int device, void* stream) noexcept nogil
 ctypedef void (*free_t)(void* pointer, size_t size, int device, void* stream) noexcept nogil
 ctypedef void (*init_t)(int device_count) noexcept nogil
@@ -43,13 +43,13 @@ cdef struct Functions:
     end_pool_t release_pool
 
 cdef struct Plug:
-    # All that is needed to give and take memory without the interpreter.
+    # Everything needed to allocate and free without the interpreter.
     Functions functions
     Ledger ledger
     void* owner             # the PluggedMemory around it
 
 cdef struct Lender:
-    # Where the pools of one device's allocator get their segments from: the plug, which is told that device.
+    # Where the pools of one device's allocator get their segments: the plug, with that device as an argument.
     Plug* plug
     device_t device
     Lender* next
@@ -57,18 +57,18 @@ cdef struct Lender:
 cdef class PluggedMemory(AllocatorBase):
     cdef Plug plug
     cdef Lender* lenders        # see lending
-    cdef bint has_device        # it was given one; else `device` is a name and nothing more
+    cdef bint has_device        # it was given one; else `device` is only a name
     cdef bint initialized
-    cdef dict callables         # name of a function -> Python's
-    cdef list kept_alive        # what the C functions belong to
+    cdef dict callables         # name of a function -> its Python callable
+    cdef list kept_alive        # the objects that own the C functions
 
-    cdef object deleter         # `raw_deleter`, once it was asked for
+    cdef object deleter         # `raw_deleter`, once it was requested
 
     cdef int take_functions(self, dict given) except -1
     cdef int replace_function(self, str name, object given) except -1
     cdef void* read_function(self, str name, object given) except? NULL
     cdef int share_functions(self, PluggedMemory other) except -1
-    cdef object call(self, str name, tuple arguments)       # the result of a Python callable; None if there is none
+    cdef object call(self, str name, tuple arguments)       # the result of a Python callable; None without one
     cdef device_t device_index(self, object device) except? -1
     cdef address_t obtain(self, bytes_t size, device_t device, stream_t stream) except? 0
     cdef address_t ask_python(self, bytes_t size, device_t device, stream_t stream) except? 0

@@ -47,7 +47,7 @@ cdef class PluggedMemory(AllocatorBase):
         return AllocatorBase.place(self) if self.has_device else "without a device"
 
     cdef str figures(self):
-        # Each pointer is a segment of one block, so what is live is what is reserved.
+        # Each pointer is a segment of one block, so live and reserved bytes are the same.
         live = amount(ledger_live_bytes(&self.plug.ledger))
         return f"{live} live, {live} reserved"
 
@@ -68,7 +68,7 @@ cdef class PluggedMemory(AllocatorBase):
         return 0
 
     cdef int replace_function(self, str name, object given) except -1:
-        """Of the optional ones. Calls that are under way end as they began."""
+        """Replace an optional function. Calls in progress end as they began."""
         cdef Functions* functions = &self.plug.functions
         cdef void* found = self.read_function(name, given)
         if name == "init":
@@ -93,7 +93,7 @@ cdef class PluggedMemory(AllocatorBase):
         return 0
 
     cdef void* read_function(self, str name, object given) except? NULL:
-        """The C function that was given; NULL if it is a Python callable, which is kept, or None."""
+        """Return the C function that was given; NULL for None, or for a Python callable, which is stored."""
         cdef uint64_t address = 0
         if given is None:
             return NULL
@@ -112,7 +112,7 @@ cdef class PluggedMemory(AllocatorBase):
         return NULL
 
     cdef int share_functions(self, PluggedMemory other) except -1:
-        """Let `other`, which has books of its own, use the same functions on the same device."""
+        """Let `other`, which has its own records, use the same functions on the same device."""
         other.plug.functions = self.plug.functions
         other.callables = dict(self.callables)
         other.kept_alive = list(self.kept_alive)
@@ -156,7 +156,7 @@ cdef class PluggedMemory(AllocatorBase):
         return IN_BLOCK
 
     cdef address_t obtain(self, bytes_t size, device_t device, stream_t stream) except? 0:
-        """What the alloc function gave, null included, entered in the ledger."""
+        """Return what the alloc function returned, null included, after entering it in the ledger."""
         cdef alloc_t function = self.plug.functions.alloc
         cdef address_t address
         if function != NULL:
@@ -195,7 +195,7 @@ cdef class PluggedMemory(AllocatorBase):
         try:
             device_free, device_total = self.memory_info()
         except DeviceError:
-            pass    # a device that does not tell must not hide that memory is out
+            pass    # a device that reports nothing must not hide that memory is out
         nested = stats_nested(&stats)
         return OutOfMemoryFacts(
             device=self.device.name, device_index=device, requested=size, rounded=size, segment_size=size,

@@ -1,7 +1,7 @@
 """The allocator that leaves all caching to the device: `backend:cudaMallocAsync`.
 
-The interpreter lock is let go for every call, since each one asks the device; the records have a lock of their
-own (device_pool.pxd), which is never held meanwhile.
+It releases the interpreter lock for every request, since each one calls the device. The records have their own lock
+(device_pool.pxd), which no thread holds during such a call.
 """
 
 cimport cython
@@ -43,20 +43,20 @@ cdef tuple IGNORED_SETTINGS = (
     "graph_capture_record_stream_reuse")
 
 
-@cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
+@cython.no_gc_clear     # a garbage collection must not clear the device before the memory has returned to it
 @cython.final
 cdef class AsyncAllocator(AllocatorBase):
     """AsyncAllocator(device="host", *, settings=None, limit=None)\n--\n
     An allocator that leaves all caching to the device's own stream-ordered pool.
 
-    `make_allocator(device, settings="backend:cudaMallocAsync")` gives one of these. It has the operations of an
-    `Allocator` that mean something here: no history, no private pools, no tags, because the device does not tell about
-    its blocks. The pool is the device's default one, shared with everything else in the process that uses it. `limit`
-    is the most bytes that may be in use at once through this allocator.
+    `make_allocator(device, settings="backend:cudaMallocAsync")` returns one of these. It has those operations of an
+    `Allocator` that have a meaning here: no history, no private pools, no tags, because the device does not report its
+    blocks. The pool is the device's default one, shared with all other users of it in the process. `limit` is the most
+    bytes that may be in use at once through this allocator.
 
     Safe to use from several threads; every request calls the device, without the interpreter lock. When the last
-    reference goes, all memory goes back to the pool, also what is in use, which a ResourceWarning tells. Raises
-    SettingsError, UnsupportedError if the device has no such pool, DeviceError.
+    reference is dropped, all memory returns to the pool, including memory in use, which a ResourceWarning reports.
+    Raises SettingsError, UnsupportedError if the device has no such pool, and DeviceError.
     """
 
     cdef DevicePool blocks
@@ -98,10 +98,10 @@ cdef class AsyncAllocator(AllocatorBase):
         settings: str | Settings | None = None,
         limit: int | str | None = None,
     ):
-        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read the arguments, so that every object is complete
 
     def __del__(self):
-        # A finalizer, because a deallocator may not call a device that is written in Python.
+        # A finalizer, because a deallocator must not call a device that is written in Python.
         cdef bytes_t live = self.blocks.used
         self.shut()
         self.warn_of(live)
@@ -132,7 +132,7 @@ cdef class AsyncAllocator(AllocatorBase):
         return 0
 
     cdef int require_open(self) except -1:
-        """A collection that takes an allocator may yet run others' finalizers, which know it."""
+        """Raise if it is closed. A collection that clears an allocator may run other finalizers that still know it."""
         if self.blocks.device == NULL:
             raise RequestError(f"the allocator on {self.device.name} is closed; make another one")
         return 0
@@ -141,7 +141,7 @@ cdef class AsyncAllocator(AllocatorBase):
 
     @property
     def pools(self) -> AsyncPools:
-        """Captures: which requests are a graph's."""
+        """Captures: which requests belong to a graph."""
         return AsyncPools(self)
 
     @property
@@ -151,7 +151,7 @@ cdef class AsyncAllocator(AllocatorBase):
 
     @property
     def sharing(self) -> BasicSharing:
-        """Which other devices use its memory."""
+        """Other devices that use its memory."""
         return BasicSharing(self)
 
     @property
@@ -162,9 +162,9 @@ cdef class AsyncAllocator(AllocatorBase):
     # --- allocating and freeing ---
 
     def malloc(self, size: int | str, stream: Stream | int | None = None) -> int:
-        """Address of `size` bytes for work on `stream`: a `Stream` or its handle. Size 0 gives 0 and does nothing.
+        """Return the address of `size` bytes for work on `stream`, a `Stream` or its handle. Size 0 returns 0.
 
-        `stream` is by default the calling thread's current one, else the default one, 0. Every request is a call to the
+        `stream` is by default the calling thread's current stream, else the default stream, 0. Every request calls the
         device. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from several threads.
         """
         cdef bytes_t wanted = 0
@@ -207,11 +207,11 @@ cdef class AsyncAllocator(AllocatorBase):
         return error
 
     def free(self, address: Buffer | int, /) -> None:
-        """Give a block back, in stream order: after what its stream, and those recorded for it, have been given.
+        """Free a block in stream order: after the work that its stream, and those recorded for it, have been given.
 
-        A `Buffer` is closed. Freeing 0 does nothing. During a graph capture, what was allocated before it is freed
-        after it (one warning). Raises AddressError for anything that is not a live block's start, DeviceError. Safe to
-        call from several threads.
+        A `Buffer` is closed. Freeing 0 does nothing. During a graph capture, memory allocated before it is freed after
+        it (with one warning). Raises AddressError for an address that is not the start of a live block, and
+        DeviceError. Safe to call from several threads.
         """
         cdef address_t given
         cdef PoolRefusal refusal
@@ -220,7 +220,7 @@ cdef class AsyncAllocator(AllocatorBase):
             return
         given = read_address(address)
         if given == 0 or self.blocks.device == NULL:
-            return                      # with the allocator itself everything has gone back
+            return                      # everything has returned with the allocator itself
         with nogil:
             outcome = pool_give(&self.blocks, given, &refusal)
         if outcome == POOL_NO_SUCH_BLOCK:
@@ -229,8 +229,8 @@ cdef class AsyncAllocator(AllocatorBase):
         if outcome == POOL_POSTPONED and not self.warned_of_postponing:
             self.warned_of_postponing = True
             warnings.warn(
-                "memory that was allocated before a graph capture is freed during it; that has to wait until the "
-                "capture is over, and is not mentioned again")
+                "memory that was allocated before a graph capture is freed during it; the free waits until the "
+                "capture is over; this warning is not repeated")
         elif outcome == POOL_DONE_LATE:
             warnings.warn(
                 f"memory at {given:#x}, which a graph allocated, is freed outside of its capture; unless the graph is "
@@ -244,8 +244,8 @@ cdef class AsyncAllocator(AllocatorBase):
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, an address or a `Buffer`: its free then waits for that work.
 
-        Warns, and does nothing, for the stream that it was allocated on. Raises AddressError, StreamError. Safe to
-        call from several threads.
+        Warns, and does nothing, for the stream of the allocation. Raises AddressError, StreamError. Safe to call from
+        several threads.
         """
         cdef address_t address = read_block(block)
         cdef stream_t handle = self.stream_handle(stream)
@@ -264,10 +264,10 @@ cdef class AsyncAllocator(AllocatorBase):
                 "no effect")
 
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
-        """Wait for the device, then let its pool give back everything that is not in use.
+        """Wait for the device, then make its pool release everything that is not in use.
 
-        Nothing happens for a pool other than (0, 0): a graph's memory is the graph's own. Raises DeviceError. Safe to
-        call from several threads.
+        Does nothing for a pool other than (0, 0): the graph owns its memory. Raises DeviceError. Safe to call from
+        several threads.
         """
         cdef DeviceTable* table = &self.device.table
         cdef PoolRefusal refusal
@@ -277,7 +277,7 @@ cdef class AsyncAllocator(AllocatorBase):
         read_pool_id(pool, &first, &second)
         self.require_open()
         if first != 0 or second != 0:
-            return                      # a graph's memory is the graph's own, and goes with it
+            return                      # a graph owns its memory, which ends with it
         with nogil:
             outcome = pool_catch_up(&self.blocks, &refusal)
             synchronized = table.device_synchronize(table.self)
@@ -290,7 +290,7 @@ cdef class AsyncAllocator(AllocatorBase):
     # --- figures ---
 
     cdef str figures(self):
-        # What the pool reserves only a call to the device could tell.
+        # Only a call to the device could tell what the pool reserves.
         return f"{amount(self.blocks.used)} live, reserved by the device's own pool"
 
     cdef dict counters(self):
@@ -309,7 +309,7 @@ cdef class AsyncAllocator(AllocatorBase):
         return stats
 
     def reset_peak_stats(self) -> None:
-        """Let the pool's peaks start anew from what there is now: for all that share the pool. Raises DeviceError."""
+        """Reset the pool's peaks to the current values, for all users of the pool. Raises DeviceError."""
         cdef DeviceTable* table = &self.device.table
         cdef status_t status
         with nogil:
@@ -336,7 +336,7 @@ cdef class AsyncAllocator(AllocatorBase):
         return self.total
 
     cdef int apply_settings(self, object settings) except -1:
-        """All that could be done with them is the device's to do."""
+        """Apply the settings, most of which only the device could follow."""
         defaults = config.Settings()
         named = [name for name in IGNORED_SETTINGS if getattr(settings, name) != getattr(defaults, name)]
         if named:
@@ -373,11 +373,11 @@ cdef class AsyncPools(Part):
         capture: int | None = None,
         accepts: Callable[[int], bool] | None = None,
     ) -> None:
-        """A capture begins: from now on requests of streams that are being captured are the graph's.
+        """Begin a capture: from now on, requests of streams that are being captured belong to the graph.
 
-        Whose those are the device knows, so the conditions are not looked at; by `capture`, the device's handle,
-        several allocators on one device are told of the same capture. Raises CaptureError if another one
-        is under way in this process, UnsupportedError for memory kept apart for a thread, or without captures.
+        The device knows which requests these are, so the conditions are ignored. With `capture`, the device's handle,
+        several allocators on one device can be told of the same capture. Raises CaptureError if another capture is in
+        progress in this process; UnsupportedError for memory reserved for a thread, or without captures.
         """
         cdef uint64_t first, second
         cdef capture_t handle = capture or 0
@@ -399,7 +399,7 @@ cdef class AsyncPools(Part):
                 "end the other one first")
 
     def join_capture(self, stream: Stream | int) -> None:
-        """The capture of `stream` is about to end: let it wait for every stream that memory was freed on in it.
+        """Before the capture of `stream` ends, make it wait for every stream on which memory was freed in the capture.
 
         Raises StreamError, DeviceError.
         """
@@ -413,7 +413,7 @@ cdef class AsyncPools(Part):
         self.allocator.check(outcome, &refusal)
 
     def end_allocate_to_pool(self, pool: PoolId) -> None:
-        """The capture is over; frees that it postponed are done now, or with the next call if others still serve it.
+        """End the capture. Frees that it postponed are done now, or with the next call if others still serve it.
 
         Raises PoolError if it was not begun.
         """
@@ -424,7 +424,7 @@ cdef class AsyncPools(Part):
         with nogil:
             ended = routing_end(&self.allocator.blocks, first, second)
             if ended:
-                # What is refused is tried again by the next request.
+                # The next request retries what is refused.
                 pool_catch_up(&self.allocator.blocks, &unimportant)
         if not ended:
             raise PoolError(
@@ -432,13 +432,13 @@ cdef class AsyncPools(Part):
                 "(not currently recording to mempool_id)", reason="not_routed")
 
     def release(self, pool: PoolId) -> None:
-        """Nothing: a graph's memory goes with the graph. Raises PoolError for what is not a pool id."""
+        """Do nothing: a graph's memory ends with the graph. Raises PoolError for an invalid pool id."""
         cdef uint64_t first, second
-        read_pool_id(pool, &first, &second)     # and no more: a graph's memory is the graph's own
+        read_pool_id(pool, &first, &second)     # only checks the id: a graph owns its memory
 
     @property
     def caching(self) -> bool:
-        """True: it is the device that caches. Switching it off raises UnsupportedError."""
+        """True: the device caches. Switching it off raises UnsupportedError."""
         return True
 
     @caching.setter
@@ -461,12 +461,12 @@ cdef class AsyncInspection(BasicInspection):
         self.allocator = allocator
 
     def reset_accumulated_stats(self) -> None:
-        """Warns, and does nothing: the device's pool accumulates nothing."""
+        """Warn and do nothing: the device's pool accumulates nothing."""
         warnings.warn(
             "reset_accumulated_stats has no effect with backend:cudaMallocAsync: the device's pool accumulates nothing")
 
     def base_allocation(self, block: Buffer | int) -> tuple[int, int]:
-        """(address, size) of a live block, an address or a `Buffer`. Raises AddressError."""
+        """Return (address, size) of a live block, an address or a `Buffer`. Raises AddressError."""
         cdef address_t wanted = read_block(block)
         cdef bytes_t size = 0
         cdef PoolOutcome outcome
@@ -477,9 +477,9 @@ cdef class AsyncInspection(BasicInspection):
         return wanted, size
 
     def cache_info(self, largest: int = 0) -> int:
-        """The largest block that could be had, or `largest` if that is more.
+        """Return the size of the largest block that could be allocated, or `largest` if that is larger.
 
-        Found out by asking the device for one of all free memory, of half of it, and so on, which is slow. Raises
+        Finds it by requesting all free memory from the device, then half of it, and so on, which is slow. Raises
         DeviceError.
         """
         cdef DeviceTable* table = &self.allocator.device.table
@@ -502,7 +502,7 @@ cdef class AsyncInspection(BasicInspection):
         return max(least, guess)
 
     def check_invariants(self) -> None:
-        """Raise InvariantError if the books do not add up. For tests."""
+        """Raise InvariantError if the records do not add up. For tests."""
         cdef bytes_t used, found
         cdef bint right
         with nogil:

@@ -1,4 +1,4 @@
-"""Taking from a device's own pool and giving back to it."""
+"""Allocates from a device's own pool and frees to it."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
@@ -15,12 +15,12 @@ from allotment._core.tools.slab cimport slab_clear, slab_give, slab_init, slab_r
 
 cdef struct Routing:
     Lock lock
-    uint64_t under_way      # number of the capture that is under way, 0 if none; read without the lock
+    uint64_t under_way      # number of the current capture, 0 if none; read without the lock
     uint64_t count          # of captures so far
-    size_t users            # pools that it was announced to
-    DeviceTable* device     # whose capture it is, by which handle; the handle is 0 if it was not told
+    size_t users            # pools to which it was announced
+    DeviceTable* device     # the device of the capture; its handle is 0 if unknown
     capture_t handle
-    uint64_t first, second  # the id it was announced with
+    uint64_t first, second  # the id with which it was announced
 
 cdef Routing routing
 cdef ForkGuard routing_guard
@@ -46,7 +46,7 @@ cdef PoolOutcome refused(PoolRefusal* refusal, status_t status, const char* oper
 # --- lists of streams ----------------------------------------------------------------------------------------
 
 cdef bint list_add(StreamList* list, stream_t stream) noexcept nogil:
-    """Unless it is there already; False if there is no memory for that."""
+    """Add a stream unless it is there already; return False if there is no memory for that."""
     cdef size_t i
     for i in range(list.count):
         if list.streams[i] == stream:
@@ -92,7 +92,7 @@ cdef void pool_retire(DevicePool* pool) noexcept nogil:
         before = pool.blocks.count
         if pool.blocks.slots[i].key != 0:
             pool_give(pool, pool.blocks.slots[i].key, &refusal)
-        # What follows a block that goes moves up, so its place is looked at again.
+        # The blocks after a removed one move up, so its place must be examined again.
         if pool.blocks.count == before:
             i += 1
     pool.device.stream_destroy(pool.device.self, pool.unifying)
@@ -132,7 +132,7 @@ cdef bint pool_adds_up(DevicePool* pool, bytes_t* used, bytes_t* found) noexcept
     return right
 
 
-# --- taking --------------------------------------------------------------------------------------------------
+# --- allocating --------------------------------------------------------------------------------------------
 
 cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, address_t* address,
                            PoolRefusal* refusal) noexcept nogil:
@@ -165,7 +165,7 @@ cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, addr
     block.size = size
     block.stream = stream
     block.capture = capture if joined != 0 else 0
-    # On a stream beside the capture this is a call that a strict capture forbids its thread.
+    # On a stream beside the capture, a strict capture forbids its thread to make this call.
     relaxed = capture != 0 and joined == 0 and device.capture_relaxed != NULL
     if relaxed:
         status = device.capture_relaxed(device.self, True)
@@ -182,7 +182,7 @@ cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, addr
         if map_get(&pool.blocks, block.address) == NULL:
             map_put(&pool.blocks, block.address, block)
         else:
-            outcome = POOL_TAKEN        # it is somebody's, so it cannot go back either
+            outcome = POOL_TAKEN        # another user has it, so it cannot be freed either
     if status != OK or outcome == POOL_TAKEN:
         forget(pool, block)
     lock_give(&pool.lock)
@@ -246,7 +246,7 @@ cdef PoolOutcome pool_use(DevicePool* pool, address_t address, stream_t stream) 
     return outcome
 
 
-# --- giving back ---------------------------------------------------------------------------------------------
+# --- freeing -----------------------------------------------------------------------------------------------
 
 cdef PoolOutcome pool_give(DevicePool* pool, address_t address, PoolRefusal* refusal) noexcept nogil:
     cdef PoolRefusal unimportant
@@ -285,7 +285,7 @@ cdef PoolOutcome pool_give(DevicePool* pool, address_t address, PoolRefusal* ref
 
 
 cdef inline stream_t way_out(DevicePool* pool, const PoolBlock* block) noexcept nogil:
-    """The stream that a block is freed on."""
+    """Return the stream on which a block is freed."""
     return block.stream if block.uses.count == 0 else pool.unifying
 
 
@@ -301,18 +301,18 @@ cdef PoolOutcome give_back(DevicePool* pool, PoolBlock* block, bint capturing, P
         outcome = refused(refusal, status, b"ordered_free")
     if refusal.status != INVALID or capturing:
         return outcome
-    # One of its streams was destroyed, and cannot be waited for by itself any more; its work may still run.
+    # One of its streams was destroyed, so that nothing can wait for it separately; its work may still run.
     status = device.device_synchronize(device.self)
     if status != OK:
         return refused(refusal, status, b"device_synchronize")
     status = device.ordered_free(device.self, block.address, pool.unifying)
     if status == INVALID and block.capture != 0:
-        return POOL_DONE        # the graph never ran, or is gone, and its memory with it
+        return POOL_DONE        # the graph never ran, or is gone together with its memory
     return POOL_DONE if status == OK else refused(refusal, status, b"ordered_free")
 
 
 cdef PoolOutcome await_uses(DevicePool* pool, const PoolBlock* block, PoolRefusal* refusal) noexcept nogil:
-    """Lets the unifying stream wait for all streams of a block that others than its own have used."""
+    """Make the unifying stream wait for all streams of a block that other streams have used."""
     cdef PoolOutcome outcome
     cdef size_t i = 0
     if block.uses.count == 0:
@@ -325,7 +325,7 @@ cdef PoolOutcome await_uses(DevicePool* pool, const PoolBlock* block, PoolRefusa
 
 
 cdef PoolOutcome let_wait(DeviceTable* device, stream_t stream, stream_t other, PoolRefusal* refusal) noexcept nogil:
-    """Lets a stream wait for what another one has been given."""
+    """Make a stream wait for the current work of another."""
     cdef event_t event = 0
     cdef PoolOutcome outcome = POOL_DONE
     cdef status_t status = device.event_create(device.self, &event)
@@ -338,7 +338,7 @@ cdef PoolOutcome let_wait(DeviceTable* device, stream_t stream, stream_t other, 
         status = device.stream_wait(device.self, stream, event)
         if status != OK:
             outcome = refused(refusal, status, b"stream_wait")
-    device.event_destroy(device.self, event)    # the device keeps what a stream waits for
+    device.event_destroy(device.self, event)    # the device keeps an event for which a stream waits
     return outcome
 
 
@@ -433,12 +433,12 @@ cdef PoolOutcome pool_join(DevicePool* pool, stream_t stream, PoolRefusal* refus
             continue
         capture = 0
         status = device.capture_status(device.self, other, &capture)
-        if status != OK and status != INVALID:      # a stream that was destroyed has left the capture
+        if status != OK and status != INVALID:      # a destroyed stream has left the capture
             outcome = refused(refusal, status, b"capture_status")
         elif capture != 0:
             outcome = let_wait(device, stream, other, refusal)
         if outcome != POOL_DONE:
             enter(&pool.lock)
-            list_add(&pool.freed_on, other)     # there is room: it was there
+            list_add(&pool.freed_on, other)     # there is room, because it was there before
             lock_give(&pool.lock)
             return outcome

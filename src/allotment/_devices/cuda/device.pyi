@@ -36,7 +36,7 @@ class CudaDevice(Device):
     def compute_capability(self) -> tuple[int, int]:
         """(major, minor) version of the architecture."""
     def attribute(self, number: int) -> int:
-        """Return one of the driver's device attributes, by its number (CUdevice_attribute)."""
+        """Return a device attribute of the driver, by its number (CUdevice_attribute)."""
     def processes(self) -> list[tuple[int, int]]:
         """Return (process id, bytes) of every process with memory on the device; empty if unknown."""
     def create_stream(self) -> int:
@@ -46,7 +46,7 @@ class CudaDevice(Device):
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for all work on a stream, or on the device."""
     def wait(self, stream: int, on: int) -> None:
-        """Make later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
+        """Make later work of `stream` wait for the current work of `on`; `stream` joins the capture that `on` is in."""
     def begin_capture(self, stream: int) -> int:
         """Start a capture: work on the stream becomes nodes of a graph from now on. Returns the capture's id."""
     def end_capture(self, stream: int) -> CudaGraph:
@@ -89,4 +89,4 @@ class CudaGraph(DeviceGraph):
     def node_count(self) -> int:
         """Number of nodes of the graph."""
     def instantiate(self) -> None:
-        """Prepare it for replay. Otherwise the first `replay` does so, and takes much longer."""
+        """Prepare the graph for replay. Otherwise the first `replay` does so, and takes much longer."""

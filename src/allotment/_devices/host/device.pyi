@@ -10,7 +10,7 @@ from allotment._devices.streams import Stream
 class HostDevice(Device):
     """This machine's memory as a device: "host". Linux only.
 
-    Streams are queues with a worker thread each, so their work really runs in parallel to the caller. Virtual memory,
+    Each stream is a queue with a worker thread, so its work really runs in parallel to the caller. Virtual memory,
     events and capture are real too. In a child of `fork` the parent's streams are dead (StreamError); new ones and the
     default stream work.
 
@@ -34,7 +34,7 @@ class HostDevice(Device):
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`; the lock ends with the memory."""
     def _note_asleep(self, ranges: list[tuple[int, int]], words: str) -> None:
-        """Name the owner when memory at these (address, size) is touched, until `_forget_asleep`."""
+        """Set the owner that is named when a thread touches these (address, size), until `_forget_asleep`."""
     def _forget_asleep(self, ranges: list[tuple[int, int]]) -> None: ...
     def submit(self, stream: int, function: Callable[..., object], arguments: tuple[Any, ...] = ()) -> None:
         """Run a function in stream order; `Stream.submit` is the convenient form."""

@@ -31,15 +31,16 @@ class SimulatedDevice(Device):
     def calls(self) -> dict[str, int]:
         """Number of calls of each contract operation, by its name."""
     def refuse(self, operation: str, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Make calls of one contract operation ("segment_allocate", "map", ...) fail: `times` of them, `after` others.
+        """Make calls of one contract operation ("segment_allocate", "map", ...) fail: `times` of them, after `after`
+        calls.
 
-        They fail as out of memory, or with `out_of_memory=False` as a device error. Raises RequestError for an
+        They fail as out of memory or, with `out_of_memory=False`, as a device error. Raises RequestError for an
         operation that this device does not have.
         """
     def refuse_calls(self, times: int = 1, after: int = 0, *, out_of_memory: bool = True) -> None:
-        """Make calls of any operation fail: `times` of them, `after` others; 0 times ends it."""
+        """Make calls of any operation fail: `times` of them, after `after` calls; 0 times ends it."""
     def launch(self, stream: int) -> int:
-        """Give the stream a unit of work, done at `finish`; in a capture a node, whose number is returned (else 0)."""
+        """Give the stream a unit of work, done at `finish`; in a capture a node. Returns the node's number, else 0."""
     def finish(self, stream: int | None = None) -> None:
         """Finish all work launched so far, on one stream or (None) on all."""
     def create_stream(self) -> int:
@@ -47,7 +48,7 @@ class SimulatedDevice(Device):
     def destroy_stream(self, stream: int) -> None:
         """Destroy a stream; later uses of its handle fail (DeviceError)."""
     def wait(self, stream: int, on: int) -> None:
-        """Make later work of `stream` wait for what `on` has now; `stream` joins the capture that `on` is in."""
+        """Make later work of `stream` wait for the current work of `on`; `stream` joins the capture that `on` is in."""
     def begin_capture(self, stream: int) -> int:
         """Start a capture: work launched on the stream becomes nodes from now on. Returns the capture's id."""
     def end_capture(self, stream: int) -> DeviceGraph:

@@ -1,6 +1,6 @@
-"""NumPy arrays that tell a sanitizer what they touch: universal functions, items, and NumPy's other functions.
+"""NumPy arrays that report to a sanitizer what they touch: universal functions, items, and NumPy's other functions.
 
-A function that NumPy runs on such an array counts as work of the stream whose function calls it, or of the host.
+A function that NumPy runs on such an array counts as work of the stream whose function calls it, else of the host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _WRITES_FIRST = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal}
 
 
 class WatchedArray(np.ndarray[Any, Any]):
-    """An array of a watched allocator's memory. Results of calculations are plain arrays."""
+    """An array on a watched allocator's memory. Results of calculations are plain arrays."""
 
     _allotment_allocator: Any = None
 
@@ -82,7 +82,7 @@ def _unwatched(given: Any) -> Any:
 
 
 def watched(array: Any, allocator: Any) -> Any:
-    """The same memory as an array that tells."""
+    """Return the same memory as an array that reports its use."""
     view = array.view(WatchedArray)
     view._allotment_allocator = allocator
     return view

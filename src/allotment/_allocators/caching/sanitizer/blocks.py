@@ -1,15 +1,15 @@
-"""What is known of each block, and the rules that accesses and frees are held to.
+"""What the sanitizer knows of each block, and the rules for accesses and frees.
 
     an access       comes after every earlier access that was a write, and a write after every access; the block is live
     a free          comes after every access by other streams, or those are recorded for the block, or the host waited
     an access to    comes after the work of those who had the memory before, on the stream that the block is for
     reused memory
 
-A block that was freed is remembered until its memory is handed out again, for the sake of those who still use it.
+The sanitizer remembers a freed block until its memory is reused, to detect later uses of it.
 
-Functions on streams tell of an access when they run, which may be long after the block was freed, or others had its
-memory. What counts is when they were submitted: their moment says so, and a block knows how much work had been given
-to each agent when it was handed out and when it was freed.
+A function on a stream reports an access when it runs, which may be long after the block was freed or its memory reused.
+What counts is the moment of its submission. The access carries that moment, and a block knows how much work each agent
+had been given when the block was allocated and when it was freed.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class _Touch:
 
 @dataclass(slots=True)
 class Block:
-    """`touches` has the last read and the last write of each agent; `before` those of the memory's life before."""
+    """`touches` has the last read and the last write of each agent; `before` those of the memory's previous life."""
 
     address: int
     size: int
     stream: int
     made: Access
     start: Moment
-    """On its stream, where it was handed out: the allocator sees to it that this comes after all who had the memory."""
+    """Moment of the allocation on its stream, which the allocator orders after all previous users of the memory."""
     given_before: Clock
-    """Work that had been given when it was handed out, which cannot be meant for it."""
+    """Work given before the allocation, which cannot be meant for this block."""
     touches: dict[tuple[int, bool], _Touch] = field(default_factory=dict)
     before: list[_Touch] = field(default_factory=list)
     recorded: set[int] = field(default_factory=set)
     ended: Access | None = None
     given: Clock = field(default_factory=dict)
-    """Work that had been given when it was freed."""
+    """Work given before the free."""
     waited_for: Clock = field(default_factory=dict)
-    """Of that, what was known to be over by then, or before whatever its stream does next."""
+    """The part of that work that was known to be done at the free, or ordered before its stream's next work."""
     has_redzone: bool = False
     is_poisoned: bool = False
-    """Not if other streams were recorded for it: they may still read it, when its own stream comes to the poison."""
+    """Not if other streams were recorded for it: they may still read it when its own stream writes the poison."""
     of_graph: bool = False
-    """Allocated in a capture: the graph uses its memory when it runs, freed or not."""
+    """Allocated in a capture: the graph uses its memory whenever it runs, freed or not."""
 
 
 def _is_settled(block: Block, moment: Moment) -> bool:
@@ -65,7 +65,7 @@ def _is_settled(block: Block, moment: Moment) -> bool:
 
 
 class Blocks:
-    """All blocks of one allocator. The caller has a lock around it."""
+    """All blocks of one allocator. The caller holds a lock."""
 
     def __init__(self, order: Order, report: Callable[[Report], None]) -> None:
         self.order = order
@@ -74,7 +74,7 @@ class Blocks:
         self._addresses: list[int] = []
 
     def at(self, address: int) -> Block | None:
-        """The block that holds an address, live or freed and not reused."""
+        """Return the block that contains an address, live, or freed and not yet reused."""
         place = bisect_right(self._addresses, address)
         if place == 0:
             return None
@@ -82,12 +82,12 @@ class Blocks:
         return block if address < block.address + max(block.size, 1) else None
 
     def allocated(self, address: int, size: int, stream: int, *, of_graph: bool = False) -> None:
-        """A block begins; whatever lay there before has ended for good."""
+        """Begin a block; whatever was there before has ended for good."""
         made = Access("malloc", stream_of(stream), stack_here())
         start = self.order.moment(stream)
         block = Block(address, size, stream, made, start, self.order.given(), of_graph=of_graph)
         for old in self._overlapping(address, size):
-            # What other streams did is over: it was recorded and waited for, or has been reported.
+            # The work of other streams is done: it was recorded and waited for, or has been reported.
             block.before += [touch for touch in old.touches.values() if touch.moment.agent == old.stream]
             if old.stream == stream:
                 block.before += old.before
@@ -116,7 +116,7 @@ class Blocks:
             block.recorded.add(stream)
 
     def touched(self, address: int, moment: Moment, stack: Stack, *, writes: bool) -> None:
-        """Somebody's work touches a block; what no block of ours holds is not looked at."""
+        """Check an access to a block; memory outside of known blocks is not checked."""
         block = self.at(address)
         if block is None or moment.is_within(block.given_before):
             return
@@ -140,7 +140,7 @@ class Blocks:
             block.touches[moment.agent, writes] = touch
 
     def freed(self, block: Block, moment: Moment, stack: Stack) -> None:
-        """The block's user is done with it. `moment` is where that is said; what its stream has seen counts too."""
+        """Record a free. `moment` is the moment of the free; what the block's stream is ordered after counts too."""
         block.ended = Access("free", stream_of(moment.agent), stack)
         block.given = self.order.given()
         block.waited_for = latest_of(moment.seen, self.order.now(block.stream).seen)
@@ -149,11 +149,11 @@ class Blocks:
                 self._tell("not recorded", block, touch.told(), block.ended)
 
     def within(self, ranges: list[tuple[int, int]]) -> list[Block]:
-        """Those of some stretches of memory, each an address and a size."""
+        """Return the blocks within some ranges of memory, each an address and a size."""
         return [block for base, size in ranges for block in self._overlapping(base, size)]
 
     def live_within(self, addresses: list[int]) -> list[Block]:
-        """Those of the addresses that are live blocks."""
+        """Return the live blocks at these addresses."""
         found = [self._by_address.get(address) for address in addresses]
         return [block for block in found if block is not None and block.ended is None]
 

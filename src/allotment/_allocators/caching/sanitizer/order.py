@@ -1,8 +1,8 @@
-"""What comes before what: a clock for each stream and one for the host, and what each has seen of the others.
+"""What happens before what: a clock for each stream and one for the host, and what each is ordered after.
 
-A stream's work is in order by itself. It comes after another's as far as it waited for an event recorded there, after
-all that the host had waited for when it was submitted, and after what the host did before. All threads of the host
-count as one: their locks are not known here, and two of them are taken to be in order.
+A stream's own work is in order. It comes after another stream's work as far as it waited for an event recorded there,
+after everything that the host had waited for when the work was submitted, and after what the host did before that. All
+threads of the host count as one: the sanitizer does not know their locks, and assumes that two threads are in order.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HOST = -1
-"""The host among the agents; streams are their handles."""
+"""Number of the host among the agents; a stream's number is its handle."""
 
 Clock = dict[int, int]
-"""By agent, how far its work has come for certain."""
+"""By agent, how far its work is certain to have come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A place in an agent's work, and what comes before it."""
+    """A point in an agent's work, and what comes before it."""
 
     agent: int
     time: int
     seen: Clock
 
     def comes_after(self, other: Moment) -> bool:
-        """Whether this is ordered behind the other; work of one agent is."""
+        """Whether this is ordered after the other; work of one agent is."""
         return self.seen.get(other.agent, 0) >= other.time
 
     def is_ordered(self, other: Moment) -> bool:
-        """Whether one of the two comes after the other, whichever was told of first."""
+        """Whether one of the two comes after the other, in either order of reporting."""
         return self.comes_after(other) or other.comes_after(self)
 
     def is_within(self, clock: Clock) -> bool:
-        """Whether a clock has come as far as this."""
+        """Whether a clock has reached this moment."""
         return clock.get(self.agent, 0) >= self.time
 
 
 class Order:
-    """The clocks. The caller has a lock around it."""
+    """The clocks. The caller holds a lock."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Clock] = {HOST: {}}
@@ -48,7 +48,7 @@ class Order:
         return self._seen.setdefault(agent, {})
 
     def moment(self, agent: int) -> Moment:
-        """A new place behind all that the agent has been given; on a stream, submitted by the host now."""
+        """Return a new moment after all work that the agent has been given; on a stream, the host submits it now."""
         clock = self._clock(agent)
         if agent != HOST:
             _join(clock, self._seen[HOST])
@@ -56,14 +56,14 @@ class Order:
         return Moment(agent, clock[agent], dict(clock))
 
     def now(self, agent: int) -> Moment:
-        """Where the agent is, without anything new."""
+        """Return the agent's current moment, without new work."""
         clock = dict(self._clock(agent))
         if agent != HOST:
             _join(clock, self._seen[HOST])
         return Moment(agent, clock.get(agent, 0), clock)
 
     def given(self) -> Clock:
-        """How much work each agent has been given so far, done or not."""
+        """Return how much work each agent has been given so far, done or not."""
         return {agent: clock.get(agent, 0) for agent, clock in self._seen.items()}
 
     def record(self, event: int, stream: int) -> None:
@@ -85,7 +85,7 @@ class Order:
 
 
 def latest_of(one: Clock, other: Clock) -> Clock:
-    """What either has come to."""
+    """Return the later of both clocks for each agent."""
     both = dict(one)
     _join(both, other)
     return both

@@ -1,4 +1,4 @@
-"""What the sanitizer finds: two places in a program that nothing orders, or that should not both be."""
+"""What the sanitizer finds: two places in a program that nothing orders, or that must not both occur."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ WORDS = {
     "race": "two accesses that nothing orders, one of them a write",
     "use after free": "memory was used after it was freed",
     "not recorded": "memory was freed while a stream that was never recorded for it may still use it",
-    "reused too early": "memory was used on a stream that does not wait for the work of those who had it before",
+    "reused too early": "memory was used on a stream that does not wait for the work of its previous users",
     "written after free": "freed memory was written: its poison is damaged",
     "overrun": "memory behind a block was written: its redzone is damaged",
-    "lent in use": "a graph ran while the memory of its pool was lent",
+    "lent in use": "a graph ran while its pool's memory was lent",
     "lent too long": "a block of lent memory was still in use when its pool took it back",
 }
 
 
 def stack_here(above: FrameType | None = None) -> Stack:
-    """The calling thread's stack without frames from inside this package; the code objects alone, which is cheap."""
+    """Return the calling thread's stack without this package's frames; only the code objects, which is cheap."""
     frame = above or sys._getframe(1)
     found: list[tuple[str, int, str]] = []
     walking: FrameType | None = frame
@@ -44,9 +44,9 @@ def _is_inside(module: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Somebody did something with a block: `what` is "write", "read", "free", "malloc" or "graph", `stack` from where.
+    """An action on a block: `what` is "write", "read", "free", "malloc" or "graph"; `stack` is where it came from.
 
-    `stream` is the handle of the stream whose work it was, None for the host.
+    `stream` is the handle of the stream that did the work, None for the host.
     """
 
     what: str
@@ -61,9 +61,10 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One finding: `kind` is a key of the words, `first` and `second` are the two places, in the order of their coming.
+    """One finding. `kind` is a key of WORDS; `first` and `second` are the two places, in the order in which they
+    occurred.
 
-    `address` and `size` are the block's.
+    `address` and `size` are those of the block.
     """
 
     kind: str
@@ -80,5 +81,5 @@ class Report:
 
 
 def stream_of(agent: int) -> int | None:
-    """An agent as accesses name it."""
+    """Return an agent's number in the form that accesses have."""
     return None if agent == HOST else agent

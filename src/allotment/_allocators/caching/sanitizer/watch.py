@@ -1,8 +1,8 @@
-"""An allocator under watch: its requests and frees, and what is written where nothing should be.
+"""An allocator under watch: its requests and frees, and writes where nothing may be written.
 
-Behind each block lies a redzone, a few bytes of a pattern; a freed block is filled with poison and kept in quarantine
-before its memory can be handed out again. Both are written and looked at in the order of the block's stream, where
-this process can read the memory; elsewhere blocks are watched without.
+Behind each block lies a redzone, a few bytes of a pattern. A freed block is filled with poison and kept in quarantine
+before its memory can be reused. The sanitizer writes and checks both in the order of the block's stream, if this
+process can read the memory; other blocks are watched without patterns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from allotment._devices.streams import Event
 
 REDZONE = 64
-"""Bytes behind each block."""
+"""Bytes of the redzone behind each block."""
 
 _REDZONE_BYTE, _POISON_BYTE = 0xFB, 0xDB
 _QUARANTINE_BYTES = 32 << 20
@@ -36,10 +36,10 @@ _PATIENCE = 1.0
 
 
 class Sanitizer:
-    """What is known of one allocator's blocks, and what was found. Safe to use from several threads.
+    """What is known of one allocator's blocks, and the findings. Safe to use from several threads.
 
-    `reports` has the findings in order; each is also a SanitizerWarning. Told of streams and events by `Stream`, of
-    accesses by `Inspection.touch` and by arrays of a watched allocator.
+    `reports` has the findings in order; each is also issued as a SanitizerWarning. `Stream` reports streams and events;
+    `Inspection.touch` and the arrays of a watched allocator report accesses.
     """
 
     def __init__(self, allocator: Any, *, writes_memory: bool) -> None:
@@ -60,7 +60,7 @@ class Sanitizer:
         watch_streams(self._device, self)
 
     def close(self) -> None:
-        """Hear of streams no more."""
+        """Stop observing streams."""
         unwatch_streams(self._device, self)
 
     def _note(self, report: Report) -> None:
@@ -70,10 +70,10 @@ class Sanitizer:
         self.reports.append(report)
         warnings.warn(f"allotment sanitizer: {report}", SanitizerWarning, stacklevel=4)
 
-    # --- what the allocator tells ---
+    # --- what the allocator reports ---
 
     def allocated(self, address: int, size: int, stream: int) -> None:
-        """A block of `size` bytes, with a redzone behind it."""
+        """Record a block of `size` bytes, with a redzone behind it."""
         captured = self._is_captured(stream)
         with self._lock:
             self._blocks.allocated(address, size, stream, of_graph=captured)
@@ -82,27 +82,27 @@ class Sanitizer:
             block.has_redzone = self._fill(stream, address + size, REDZONE, _REDZONE_BYTE)
 
     def adopted(self, address: int, size: int, stream: int) -> None:
-        """A block that was there before it was watched; what was done with it until now is over."""
+        """Record a block that existed before the watch; what was done with it until now counts as done."""
         with self._lock:
             if self._blocks.at(address) is None:
                 self._blocks.allocated(address, size, stream, of_graph=False)
 
     def recorded(self, address: int, stream: int) -> None:
-        """A stream was declared as a user of a block."""
+        """Record that a stream was declared as a user of a block."""
         with self._lock:
             self._blocks.recorded(address, stream)
 
     def freed(self, address: int) -> list[int] | None:
-        """The user is done with a block: the addresses that can be freed now; None if it was freed before."""
+        """Record a free; return the addresses that can be freed now, None if the block was freed before."""
         with self._lock:
             block = self._blocks.at(address)
             if block is None or block.address != address:
-                return [address]  # not of ours: the allocator says so
+                return [address]  # not a known block: the allocator reports that
             if block.ended is not None:
                 return None
             self._blocks.freed(block, self._here() or self._order.now(HOST), self._stack())
             if block.of_graph:
-                return [address]  # its graph goes on using it, as it should
+                return [address]  # its graph rightly goes on using it
         if block.has_redzone:
             self._check(block, block.size, REDZONE, _REDZONE_BYTE, "overrun", block.made)
         if block.recorded <= {block.stream}:
@@ -115,7 +115,7 @@ class Sanitizer:
             return self._left_by_now()
 
     def _leave(self) -> None:
-        """Let the oldest block go, once its stream has done all that is due: the host may have it next."""
+        """Remove the oldest block from quarantine once its stream has done all its work: the host may get it next."""
         block = self._quarantine.popleft()
         self._kept_bytes -= block.size
         self._leaving += 1
@@ -136,7 +136,10 @@ class Sanitizer:
         return left
 
     def emptied(self) -> list[int]:
-        """Memory is wanted: addresses that were kept and can be freed now. Waits for their streams, but not long."""
+        """Empty the quarantine because memory is short; return the addresses to free.
+
+        Waits for their streams, but not for long.
+        """
         with self._changed:
             while self._quarantine:
                 self._leave()
@@ -145,27 +148,27 @@ class Sanitizer:
             return self._left_by_now()
 
     def touched(self, address: int, stream: int | None, *, writes: bool) -> None:
-        """An access, by work that is submitted to a stream now; by the function that runs, or the host, if None."""
+        """Record an access by work that is submitted to a stream now; by the running function, or the host, if None."""
         with self._lock:
             moment = self._here(access=True) if stream is None else self._order.moment(stream)
             if moment is not None:
                 self._blocks.touched(address, moment, self._stack(), writes=writes)
 
     def _here(self, access: bool = False) -> Any:
-        """Where the calling thread is: in a function on a stream, or on the host."""
+        """Return where the calling thread is: in a function on a stream, or on the host."""
         if getattr(self._running, "submitted", False):
             return self._running.moment
         return self._order.moment(HOST) if access else self._order.now(HOST)
 
     def _stack(self) -> Stack:
-        """Of the calling thread; of a function on a stream, from where it was submitted too."""
+        """Return the calling thread's stack; for a function on a stream, also the stack of its submission."""
         submitted = self._running.stack if getattr(self._running, "submitted", False) else ()
         return stack_here() + submitted
 
-    # --- what streams tell ---
+    # --- what streams report ---
 
     def submitting(self, stream: Stream, function: Any) -> Any:
-        """A function in place of one that is submitted: it knows where in the stream's work it is."""
+        """Return a function to submit in place of another: it knows its position in the stream's work."""
         with self._lock:
             moment: Moment | None = None if stream._is_captured() else self._order.moment(stream.handle)
 
@@ -186,74 +189,74 @@ class Sanitizer:
             self._running.submitted = False
 
     def recorded_event(self, stream: Stream, event: Event) -> None:
-        """An event was recorded."""
+        """Record that an event was recorded."""
         with self._lock:
             self._order.record(event.handle, stream.handle)
 
     def waited(self, stream: Stream, event: Event) -> None:
-        """A stream waits for an event."""
+        """Record that a stream waits for an event."""
         with self._lock:
             self._order.wait(stream.handle, event.handle)
 
     def synchronized(self, stream: Stream) -> None:
-        """The host has waited for a stream."""
+        """Record that the host has waited for a stream."""
         with self._lock:
             self._order.host_waited_for_stream(stream.handle)
 
     def synchronized_event(self, event: Event) -> None:
-        """The host has waited for an event."""
+        """Record that the host has waited for an event."""
         with self._lock:
             self._order.host_waited_for_event(event.handle)
 
     def synchronized_device(self) -> None:
-        """The host has waited for everything."""
+        """Record that the host has waited for everything."""
         with self._lock:
             self._order.host_waited_for_all()
 
-    # --- the same from a framework, which has streams and events of its own ---
+    # --- the same from a framework, which has its own streams and events ---
 
     def ended(self, address: int) -> None:
-        """A block was freed, and its memory can be handed out at once: nothing is kept back."""
+        """Record that a block was freed and can be reused at once: nothing is kept back."""
         with self._lock:
             block = self._blocks.at(address)
             if block is not None and block.address == address and block.ended is None:
                 self._blocks.freed(block, self._here() or self._order.now(HOST), self._stack())
 
     def foreign_record(self, stream: int, event: int) -> None:
-        """An event was recorded, by their handles."""
+        """Record that an event was recorded; both by their handles."""
         with self._lock:
             self._order.record(event, stream)
 
     def foreign_wait(self, stream: int, event: int) -> None:
-        """A stream waits for an event."""
+        """Record that a stream waits for an event."""
         with self._lock:
             self._order.wait(stream, event)
 
     def foreign_event_done(self, event: int) -> None:
-        """The host has waited for an event."""
+        """Record that the host has waited for an event."""
         with self._lock:
             self._order.host_waited_for_event(event)
 
     def foreign_stream_done(self, stream: int) -> None:
-        """The host has waited for a stream."""
+        """Record that the host has waited for a stream."""
         with self._lock:
             self._order.host_waited_for_stream(stream)
 
     # --- lent pools ---
 
     def lent(self, pool: tuple[int, int]) -> None:
-        """Others may have the idle memory of a pool from now on."""
+        """Record that others may use the idle memory of a pool from now on."""
         self._lent[pool] = Access("lent", None, stack_here())
 
     def taken_back(self, pool: tuple[int, int], addresses: list[int]) -> None:
-        """The pool is its owner's alone again; `addresses` are blocks that others still have in it."""
+        """Record that only the owner uses the pool again; `addresses` are blocks that others still have in it."""
         lent = self._lent.pop(pool, Access("lent", None, ()))
         with self._lock:
             for block in self._blocks.live_within(addresses):
                 self._note(Report("lent too long", block.address, block.size, block.made, lent))
 
     def launched(self, pool: tuple[int, int], stream: Stream) -> None:
-        """A graph whose memory is in a pool runs."""
+        """Record that a graph runs whose memory is in a pool."""
         lent = self._lent.get(pool)
         if lent is not None:
             with self._lock:
@@ -262,13 +265,16 @@ class Sanitizer:
     # --- paused memory ---
 
     def asleep(self, pool: tuple[int, int], ranges: list[tuple[int, int]]) -> bool:
-        """A pool's addresses lose their memory: no patterns there from now on. Whether some may be on their way."""
+        """Stop writing patterns to a pool's addresses, which lose their memory.
+
+        Return whether some writes may be queued.
+        """
         with self._lock:
             self._asleep[pool] = ranges
         return self._writes_memory
 
     def awake(self, pool: tuple[int, int], *, kept: bool) -> None:
-        """They have memory again, with the contents of before if those were kept."""
+        """Resume patterns at addresses that have memory again, with the previous contents if those were kept."""
         with self._lock:
             for block in () if kept else self._blocks.within(self._asleep.get(pool, [])):
                 block.has_redzone = block.is_poisoned = False
@@ -280,8 +286,8 @@ class Sanitizer:
     # --- patterns in memory, in stream order ---
 
     def _fill(self, stream: int, address: int, size: int, byte: int) -> bool:
-        """Whether the pattern will be there."""
-        with self._lock:  # what is not on its way when memory is put to sleep is not written
+        """Queue a pattern; return whether it will be written."""
+        with self._lock:  # nothing is queued any more once the memory is put to sleep
             if not self._writes_memory or self._is_asleep(address):
                 return False
             return self._in_order(stream, ctypes.memset, address, byte, size)
@@ -296,10 +302,10 @@ class Sanitizer:
         return Stream.external(self._device, stream)._is_captured()
 
     def _in_order(self, stream: int, function: Any, *arguments: Any) -> bool:
-        """Whether the stream will do it."""
+        """Queue a function; return whether the stream will run it."""
         if self._is_captured(stream):
             return False
-        with suppress(AllotmentError):  # the stream is destroyed, and may still work: its memory is left alone
+        with suppress(AllotmentError):  # the stream is destroyed and may still work: leave its memory alone
             self._device.submit(stream, function, arguments)
             return True
         return False
