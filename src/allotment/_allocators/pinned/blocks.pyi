@@ -3,17 +3,12 @@
 from typing import Any
 
 from allotment._allocators.pinned.memory import PinnedMemory
-from allotment._devices.streams import Stream
 from allotment._settings.record import Settings
 
 class PinnedBlocks:
     """Blocks in PyTorch's manner: see the header. Users hold a `PinnedAllocator`."""
 
     def __init__(self, memory: PinnedMemory, settings: Settings) -> None: ...
-    def use(self, address: int, stream: Stream | int) -> None:
-        """Another stream copies from or to a block."""
-    def finished(self, addresses: list[int]) -> None:
-        """An event of these blocks has come to pass."""
     def process_events(self) -> bool:
         """`process`, for the thread that does so in the background; whether anything waits still."""
     def close(self) -> None:
@@ -24,7 +19,3 @@ class PinnedBlocks:
         """All counters by metric."""
     def check_figures(self) -> None:
         """Raise InvariantError if the counters do not say what the blocks are, or a place holds what is not its own."""
-    def reset_peaks(self) -> None:
-        """Peaks start anew from what is there now."""
-    def reset_sums(self) -> None:
-        """Sums of all allocations and frees start anew from 0."""
