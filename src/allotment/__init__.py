@@ -53,8 +53,8 @@ from allotment.errors import (
 
 __version__ = "0.1.0"
 
-# The lock story of the compiled modules counts on the interpreter lock. A free-threaded Python switches it back on for
-# them, unless it was told not to.
+# The locking of the compiled modules relies on the interpreter lock. A free-threaded Python enables that lock for them,
+# unless it was told not to.
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError("allotment needs the interpreter lock: start Python without -X gil=0 and PYTHON_GIL=0")
 

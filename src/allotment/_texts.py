@@ -1,4 +1,4 @@
-"""Facts turned into words for people: sizes, the out-of-memory message, the memory summary.
+"""Renders facts as text for people: sizes, the out-of-memory message, the memory summary.
 
 Each text has two renderings of the same facts: PyTorch's exact wording, which users' tools match on, and
 Allotment's own, which names no vendor and is the default.
@@ -37,7 +37,7 @@ _GIB = 1 << 30
 
 
 def format_size(n: int) -> str:
-    """`n` bytes with two decimals and a unit; a unit's exact bound still has the smaller unit ("1024.00 KiB")."""
+    """Return `n` bytes with two decimals and a unit. A unit's exact bound still has the smaller unit: "1024.00 KiB"."""
     if n <= _KIB:
         return f"{n} bytes"
     if n <= _MIB:
@@ -48,7 +48,7 @@ def format_size(n: int) -> str:
 
 
 def exact_size(size: int) -> str:
-    """A number of bytes with enough digits to decide by: MiB, from a thousand of them on with a separator."""
+    """Return a number of bytes with enough digits for a decision: in MiB, with a separator from a thousand on."""
     if size < 1 << 10:
         return f"{size} B"
     if size < 1 << 20:
@@ -57,9 +57,9 @@ def exact_size(size: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Text of a file or of another process, fit for a message or a terminal: control characters are escaped.
+    """Return text of a file or of another process with control characters escaped, for a message or a terminal.
 
-    A terminal would obey them: they can clear the screen, or make a line say something else.
+    A terminal would obey them: they can clear the screen, or change what a line says.
     """
     if text.isprintable():
         return text
@@ -67,7 +67,7 @@ def printable(text: str) -> str:
 
 
 def signed_size(change: int) -> str:
-    """How many bytes more or fewer, with a sign."""
+    """Return how many bytes more or fewer, with a sign."""
     return f"{'-' if change < 0 else '+'}{exact_size(abs(change))}"
 
 
@@ -87,7 +87,7 @@ _PYTORCH_RESERVE_ADVICE = (
 
 
 def pytorch_out_of_memory(facts: OutOfMemoryFacts, *, rules: Rules | None = None) -> str:
-    """The message PyTorch raises for these facts, to the letter; that of the newest version, or by its `rules`."""
+    """Return PyTorch's message for these facts, to the letter; that of the newest version, or of its `rules`."""
     if facts.too_large:
         return "CUDA out of memory. Tried to allocate more than 1EB memory."
     if facts.device_pool:
@@ -127,7 +127,7 @@ def _pytorch_advice(facts: OutOfMemoryFacts, rules: Rules) -> str:
 
 
 def pytorch_exact_address(address: int) -> str:
-    """PyTorch's message when it cannot allocate at an address."""
+    """Return PyTorch's message for a failed allocation at an address."""
     if address % 512:
         return f"mallocWithAddress: addr must be aligned to kMinBlockSize (512 bytes), got {address:#x}"
     return f"Could not allocate CUDA storage at exact address {address:#x}"
@@ -181,7 +181,7 @@ def device_neutral_out_of_memory(facts: OutOfMemoryFacts) -> str:
     if facts.address_space:
         return (
             f"Out of address space on {facts.device}: {format_size(facts.requested)} requested on stream"
-            f" {facts.stream}, and the device refused to reserve addresses for them; memory is not what is short."
+            f" {facts.stream}, and the device refused to reserve addresses for them; memory is not short."
             f"{_device_memory(facts)} Allocator: {format_size(facts.reserved)} reserved,"
             f" {format_size(facts.allocated)} in use. Try: use fewer allocators and private pools in one process, and"
             " close those that are no longer needed; raise the process's limit of address space (ulimit -v)."
@@ -307,10 +307,10 @@ def memory_summary(
     abbreviated: bool = False,
     words: SummaryWords = DEVICE_NEUTRAL_SUMMARY,
 ) -> str:
-    """The statistics as a boxed table, every line ended by a newline.
+    """Return the statistics as a boxed table, every line ended by a newline.
 
-    `stats` is the flat form ("allocated_bytes.all.current", ...). `abbreviated` leaves out the lines of the
-    small and the large pool. With `PYTORCH_SUMMARY` and a device index it equals PyTorch's, to the letter.
+    `stats` is the flat form ("allocated_bytes.all.current", ...). `abbreviated` omits the lines of the small and the
+    large pool. With `PYTORCH_SUMMARY` and a device index the result equals PyTorch's, to the letter.
     """
     double, single = "=" * _WIDTH, "-" * _WIDTH
     left, right = 36, 38
@@ -332,7 +332,7 @@ def memory_summary(
 
 
 def _centred(label: str, value: str | int, width: int) -> str:
-    # A number counts as one digit, so that the label stays where it is when the number grows.
+    # A number counts as one digit, so that the label stays in place when the number grows.
     typical = label + (value if isinstance(value, str) else "0")
     indent = typical.center(width).index(typical)
     return f"{' ' * indent}{label}{value}".ljust(width)[:width]
@@ -356,7 +356,7 @@ def _row(name: str, cells: list[str]) -> str:
 
 
 def _size_cell(value: int, reference: int) -> str:
-    """`value` in the unit that suits `reference`, so that a column's parts can be compared with their sum."""
+    """Return `value` in the unit that suits `reference`, so that a column's parts can be compared with their sum."""
     units = ["B  ", "KiB", "MiB", "GiB", "TiB", "PiB"]
     scaled, unit = _scale(value, reference, units, step=1024, enough=768 * 1024)
     return f"{scaled:6d} {unit}"

@@ -1,4 +1,4 @@
-"""Host memory kept by exact size: a cache for the CPU side of a program, for Python and for C."""
+"""Host memory cached by exact size, for the CPU side of a program, for Python and for C."""
 
 from allotment._allocators.host_cache.cache import (
     CachingAllocator,

@@ -1,4 +1,4 @@
-"""Buffers of cuda.core from an Allotment allocator.
+"""Provides buffers of cuda.core from an Allotment allocator.
 
     from cuda.core import Device
     import allotment.cuda_core

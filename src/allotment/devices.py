@@ -1,6 +1,6 @@
-"""The devices as classes, for programs that make the device object themselves, and `Probe`, for trying one.
+"""The classes of devices, for programs that create a device object themselves; and `Probe`, for testing one.
 
-`HostDevice` and `CudaDevice` are there on Linux; elsewhere asking for them raises ImportError.
+`HostDevice` and `CudaDevice` exist on Linux; on other systems, accessing them raises ImportError.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""An allocator's functions for C: one table of function pointers that never needs the interpreter."""
+"""An allocator's functions for C: one table of function pointers that never need the interpreter."""
 
 from pathlib import Path
 
@@ -8,5 +8,5 @@ __all__ = ["entry_points", "entry_points_address", "get_include"]
 
 
 def get_include() -> str:
-    """The folder of the header `allotment.h`, which declares the table: for the compiler's option -I."""
+    """Return the folder of the header `allotment.h`, which declares the table: for the compiler's option -I."""
     return str(Path(__file__).parent / "include")

@@ -1,25 +1,25 @@
-"""Everything Allotment raises, as one tree.
+"""All exceptions that Allotment raises, as one tree.
 
 AllotmentError
 ├── OutOfMemoryError        also a MemoryError: no room for this request, even after releasing the cache
 ├── RequestError            also a ValueError: you broke a precondition; nothing has changed
 │   ├── SizeError           a size that no request can have
-│   ├── AddressError        an address that is not one of ours, or no longer
+│   ├── AddressError        an address that is not, or no longer, the start of a block
 │   ├── StreamError         a stream that is destroyed, or another device's
 │   ├── SettingsError       a settings string that cannot be read: which key, which value, what is allowed
-│   ├── PoolError           a private pool used in a way its state does not allow
-│   │   └── PausedError     memory that is paused was asked for; `tag` says whose
+│   ├── PoolError           a private pool used in a way that its state does not allow
+│   │   └── PausedError     the memory is paused; `tag` names its tag
 │   ├── CheckpointError     a pool state that cannot be taken or restored
 │   └── CaptureError        a graph capture begun, ended or replayed at the wrong time
 ├── SharingError            a block of another process that cannot be opened: `reason` says why
-├── DeviceError             the device said no; `status`, `operation` and its own words
+├── DeviceError             the device refused; `status`, `operation`, and its own text
 │   └── UnsupportedError    this device or allocator cannot do that at all
-├── FormatError             also a ValueError: a file that is not what it should be
-└── InvariantError          a bug in Allotment: the rule that broke; not to be caught
+├── FormatError             also a ValueError: a file whose content is not valid
+└── InvariantError          a bug in Allotment: a violated invariant; do not catch it
 
 SanitizerWarning            a UserWarning: the sanitizer has found something
 
-Facts are attributes; the message is built from them and says what to try.
+Facts are attributes. The message renders them and says what to try.
 """
 
 from __future__ import annotations

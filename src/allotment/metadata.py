@@ -1,4 +1,4 @@
-"""Text and names that the calling thread attaches to what allocators record: user metadata, and compile contexts.
+"""Text and names that the calling thread attaches to what allocators record: user metadata and compile contexts.
 
 metadata.set_user_metadata("step 3")
 ...                                     # every entry of this thread has user_metadata "step 3"

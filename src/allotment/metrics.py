@@ -56,8 +56,8 @@ class Collector:
     """Collector()\n--\n
     All allocators of this process, as a custom collector: `registry.register(Collector())`.
 
-    A scrape reads each allocator's counters under its lock, and looks at every block to tell tenants apart. Safe to
-    use from several threads.
+    A scrape reads each allocator's counters under its lock, and visits every block to tell tenants apart. Safe to use
+    from several threads.
     """
 
     def collect(self) -> Iterator[Any]:
@@ -70,7 +70,7 @@ class Collector:
 
 
 class _OfProcesses:
-    """The same for every process that announces itself, with a label `pid`."""
+    """The figures of every process that announces itself, with a label `pid`."""
 
     def collect(self) -> Iterator[Any]:
         reports = [each for each in ask_all() if isinstance(each, Report)]
@@ -97,7 +97,7 @@ def _collected(listed: Iterable[tuple[tuple[str, ...], Figures]], more_labels: S
 
 
 def _samples(figures: Figures) -> Iterator[tuple[str, str, str, int]]:
-    """(name, tenant, tag, value) of one allocator."""
+    """Yield (name, tenant, tag, value) of one allocator."""
     yield from _divided("allotment_reserved_bytes", figures.reserved_bytes, figures.tags, by_tag=True)
     yield from _divided("allotment_allocated_bytes", figures.allocated_bytes, figures.tenants, by_tag=False)
     for name, value in (

@@ -1,4 +1,4 @@
-"""Numba's CUDA arrays on an Allotment allocator, as a memory manager plug-in of numba-cuda.
+"""Puts Numba's CUDA arrays on an Allotment allocator, as a memory manager plug-in of numba-cuda.
 
     NUMBA_CUDA_MEMORY_MANAGER=allotment.numba python program.py
 
@@ -129,7 +129,7 @@ class MemoryManager(_Base):  # type: ignore[misc]
         return _cuda.MemoryInfo(free=free, total=total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """Return a handle by which another process opens an array's memory, also if another library allocated it here.
+        """Return a handle by which another process opens an array's memory, even if another library allocated it here.
 
         Its block is held for a minute, then as long as a process has it open. Raises AddressError for memory that no
         allocator of this process has, UnsupportedError if its allocator does not share, DeviceError.
@@ -165,7 +165,7 @@ def _device_number(context: Any) -> int:
 
 
 def _give_back(source: Tenant | PinnedAllocator, address: int, tenants: DeviceTenants) -> None:
-    """A finalizer; its reference keeps `tenants` alive as long as the memory."""
+    """A finalizer that frees memory. Its reference keeps `tenants` alive as long as the memory."""
     source.free(address)
 
 

@@ -15,11 +15,11 @@ from allotment._devices.per_thread import thread_stream
 from allotment.errors import AddressError, RequestError
 
 LEGACY_STREAM = 1  # another name of the default stream, 0
-PER_THREAD_STREAM = 2  # the default stream of whichever thread names it
+PER_THREAD_STREAM = 2  # the default stream of the thread that names it
 
 
 def import_framework(adapter: str, module: str, package: str) -> Any:
-    """Import a module of the framework that `adapter` is for; the error names `package`, which installs it."""
+    """Import a module of the framework that `adapter` serves; an error names `package`, which installs it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -95,7 +95,7 @@ def tenant_of(allocator: Allocator | Tenant, name: str) -> Tenant:
 
 
 def raw_stream_handle(stream: Any) -> int:
-    """Return the number of a stream of any framework, or of one given as a number."""
+    """Return the handle of a stream of any framework, or of one passed as a number."""
     try:
         handle: int = stream.__cuda_stream__()[1]
         return handle

@@ -1,7 +1,7 @@
-"""A program run as Python itself runs one.
+"""Runs a program as Python itself runs one.
 
-It is the `__main__` that pickles, threads and exit functions find, also when its last line is done. The public
-functions of runpy put their caller back then.
+Pickles, threads and exit functions find the program as `__main__`, even after its last line. The public functions of
+runpy restore their caller at that point.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 
 
 def run_module(name: str) -> None:
-    """Run a module, as `python -m` does. `sys.argv` is the caller's to set."""
+    """Run a module, as `python -m` does. The caller sets `sys.argv`."""
     _put_first_on_path(os.getcwd())
     _new_main()
     _run_module_as_main(name)

@@ -118,9 +118,7 @@ class capture:
         if allocator is None:
             allocator = pool.allocator if isinstance(pool, Pool | Graph) else allocator_on(stream.device)
         if allocator is None:
-            raise CaptureError(
-                f"{stream!r} cannot be captured: its device has no allocator; name one with allocator="
-            )
+            raise CaptureError(f"{stream!r} cannot be captured: its device has no allocator; name one with allocator=")
         if getattr(allocator, "device", None) is not stream.device:
             raise CaptureError(
                 f"{stream!r} cannot be captured with the memory of {allocator!r}, which is on another device;"

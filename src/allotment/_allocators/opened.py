@@ -48,9 +48,7 @@ def open_shared_torch(handle: bytes, offset: int, size: int, *, device: str | De
 
 def shared_form(buffer: Buffer, hold: float) -> tuple[Any, ...]:
     """Return the pickled form of a buffer that is sent as the same memory. Raises what `Allocator.share` raises."""
-    sharing = getattr(
-        buffer.allocator, "sharing", buffer.allocator
-    )  # a block that was opened here has its own handle
+    sharing = getattr(buffer.allocator, "sharing", buffer.allocator)  # a block that was opened here has its own handle
     send = getattr(sharing, "_send_block", None)
     if send is None or len(buffer) == 0:
         raise UnsupportedError(f"{buffer!r} cannot be shared with another process", operation="share")

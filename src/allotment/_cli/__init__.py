@@ -1,7 +1,7 @@
 """The command line: the list of commands, exit codes, and how errors are printed.
 
-A command is a module here of the command's name, with a function `command` that Typer can read. The
-modules import what they need when they run, so that listing the commands costs nothing.
+A command is a module here with the command's name, with a function `command` that Typer can read. The modules import
+what they need when they run, so that listing the commands costs nothing.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from allotment.lab.tune.search import Candidate, Tuned
 
 WIDTH = 48
-"""Of a drawing."""
+"""Characters of a drawing."""
 BAR = 24
 EXPANDABLE = "expandable_segments:True"
 
@@ -36,7 +36,7 @@ class Recorded:
     explained: Explanation
     tuned: Tuned
     again: Result
-    """By replay, under the best settings."""
+    """The replay under the best settings."""
 
 
 def _caption(console: Console, text: str) -> None:
@@ -71,7 +71,7 @@ def show_question(console: Console, ran: Result) -> None:
 
 
 def show_reasons(console: Console, found: Explanation) -> None:
-    """Show what the memory that is not in use is."""
+    """Show what the memory that is not in use consists of."""
     from rich.text import Text
 
     waste = {each.name: getattr(found.waste, each.name) for each in fields(found.waste)}
@@ -86,17 +86,17 @@ def show_reasons(console: Console, found: Explanation) -> None:
             console.print(line.append(f"  {words}"), soft_wrap=True)
     if found.bounds is not None:
         least = exact_size(found.bounds.peak_live_bytes)
-        console.print(f"No allocator can do with less than was in use at once, {least}.")
+        console.print(f"No allocator needs less than the peak of memory in use, {least}.")
 
 
 def show_answer(console: Console, found: Recorded) -> None:
-    """Show what other settings would do, and how to use them."""
+    """Show what other settings would need, and how to use them."""
     from rich.text import Text
 
     best, tuned = found.tuned.best, found.tuned
     before, after = found.as_it_ran.peak_reserved_bytes, found.again.peak_reserved_bytes
     tried = f"{tuned.tried} settings tried in {tuned.seconds:.1f} s (allotment tune)"
-    _caption(console, f"No: {exact_size(after)} will do. {tried}")
+    _caption(console, f"No: {exact_size(after)} is enough. {tried}")
     _show_candidates(console, tuned)
     _draw(console, "in use", found.again.live, before, found.again.peak_allocated_bytes, "green")
     _draw(console, "reserved", found.again.reserved, before, after, "cyan")
@@ -105,7 +105,7 @@ def show_answer(console: Console, found: Recorded) -> None:
 
 
 def compared(tuned: Tuned) -> list[tuple[str, Candidate]]:
-    """The job as it ran, under the usual advice unless that is PyTorch's best, under PyTorch's best, and under ours."""
+    """Return the job as it ran, under the usual advice (if not PyTorch's best), under PyTorch's best, under ours."""
     from allotment.lab.tune.candidates import is_ours
 
     own = next((each for each in tuned.candidates if not is_ours(each.settings)), tuned.best)
@@ -132,7 +132,7 @@ def _show_candidates(console: Console, tuned: Tuned) -> None:
 
 
 def show_live(console: Console, outcome: Outcome, tuned: Tuned, device: str) -> None:
-    """Show what the live job did."""
+    """Show the results of the live job."""
     stats = outcome.stats
     _caption(console, f"The same allocator, live: {outcome.steps} training steps on {device}, {outcome.seconds:.1f} s")
     console.print(
@@ -145,7 +145,7 @@ def show_live(console: Console, outcome: Outcome, tuned: Tuned, device: str) -> 
     _draw(console, "reserved", outcome.reserved_bytes, top, stats["reserved_bytes.all.peak"], "red")
     best = tuned.best
     console.print(
-        f"By replay of its history, {exact_size(best.peak_reserved_bytes)} will do, under"
+        f"By replay of its history, {exact_size(best.peak_reserved_bytes)} is enough, under"
         f" {best.settings or 'a plain cache'}.",
         soft_wrap=True,
     )
@@ -166,7 +166,7 @@ def show_next(console: Console, snapshot: Path | None) -> None:
 
 
 def report(recorded: Recorded, outcome: Outcome, tuned: Tuned) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return everything as one object, for programs."""
     stats = outcome.stats
     return {
         "recorded": {

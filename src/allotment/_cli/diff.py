@@ -79,7 +79,7 @@ def _chosen(b: str | None, settings: list[str]) -> tuple[str | None, str | None]
     if len(settings) > 2:
         raise RequestError(f"{len(settings)} times --settings: give it once or twice, for A and for B")
     if b is None and not settings:
-        raise RequestError("one file, and nothing to compare it with; add another one, or --settings")
+        raise RequestError("one file and nothing to compare it with; add another file, or --settings")
     if len(settings) == 2:
         return settings[0], settings[1]
     both = settings[0] if settings else None
@@ -120,7 +120,7 @@ def _named(letter: str, file: str, settings: str | None, at: AtPeak) -> str:
 
     under = "as recorded" if settings is None else f"under {settings or 'defaults'}"
     device = f", {device_named(at.device, at.devices)}" if len(at.devices) > 1 else ""
-    return f"{letter}: {file}{device}, {under}: {exact_size(at.peak_reserved_bytes)} reserved at the most"
+    return f"{letter}: {file}{device}, {under}: {exact_size(at.peak_reserved_bytes)} reserved at most"
 
 
 def _print(console: Console, found: Comparison, *titles: str) -> None:

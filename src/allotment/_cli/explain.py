@@ -1,4 +1,4 @@
-"""`allotment explain`: why a run needed the memory that it did, or ran out of it."""
+"""`allotment explain`: why a run needed its memory, or ran out of it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def command(
     cluster: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a run needed the memory that it did: which request failed, who holds it, what is wasted, what would help.
+    """Explain why a run needed its memory: which request failed, which code holds it, what is wasted, what would help.
 
-    Of several files, the ranks of a job, the one is explained that ran out of memory or needs most of it. Exits with 2
-    if a snapshot cannot be read.
+    Of several files, the ranks of a job, it explains the one that ran out of memory or needs most. Exits with 2 if a
+    snapshot cannot be read.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -77,7 +77,7 @@ def explained(
     progress: Callable[[str], None],
     flame: Path | None = None,
 ) -> Explanation:
-    """What can be said of a snapshot, with or without a history; `flame` is a file for a flame graph of it.
+    """Explain a snapshot, with or without a history; `flame` is a file to write a flame graph to.
 
     Raises RequestError for a flame graph of a snapshot without a history.
     """
@@ -142,7 +142,7 @@ def _report(found: Explanation) -> dict[str, Any]:
 
 
 def growth_report(growth: Growth) -> dict[str, Any]:
-    """What grows as JSON has it."""
+    """Return what grows, for JSON."""
     return {
         "bytes_per_step": growth.bytes_per_step,
         "where": growth.where,
@@ -152,5 +152,5 @@ def growth_report(growth: Growth) -> dict[str, Any]:
 
 
 def candidate_report(candidate: Candidate) -> dict[str, Any]:
-    """A candidate as JSON has it."""
+    """Return a candidate, for JSON."""
     return {**asdict(candidate), "fits": candidate.fits}

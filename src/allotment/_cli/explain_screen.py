@@ -1,4 +1,4 @@
-"""One screen about a run: what to change, what failed, which code holds the memory, what is wasted, what would help."""
+"""One screen about a run: what to change, what failed, which code holds memory, what is wasted, what would help."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from allotment.lab.explain.report import Explanation, Peak
 
 MOST_LINES = 8
-"""Lines of code that are named on the screen; `--json` has all of them."""
+"""Number of lines of code on the screen; `--json` has all of them."""
 MOST_STACKS = 3
 MOST_FRAMES = 4
 PLUMBING = ("_call_impl", "_wrapped_call_impl")
-"""How PyTorch calls a module: frames that say nothing."""
+"""How PyTorch calls a module: frames without information."""
 MOST_CATEGORIES = 6
 WORTH_NAMING = 0.01
-"""The part of what is reserved that a line has to pin for it to be said."""
+"""The fraction of reserved memory that a line must pin to be shown."""
 CAUSES = {
-    "rounding": "blocks are larger than what was asked for",
+    "rounding": "blocks are larger than requested",
     "pieces": "free in pieces, beside blocks in use",
     "other_streams": "free for other streams",
     "private_pools": "free in other pools",
     "waiting": "freed, waiting for other streams",
-    "unreleased": "free, and could go back to the device",
+    "unreleased": "free, and could be released to the device",
 }
 SURE, LIKELY = 0.9, 0.6
-"""From when on a kind of memory is called sure, and likely."""
+"""From which certainty a kind of memory is called sure, and likely."""
 WORTH_SHOWING = 1.1
-"""How many times as much has to be in use at another moment for that to be shown too."""
+"""By which factor more must be in use at another moment for that moment to be shown too."""
 SOURCES = {
     "annotation": "annotations of blocks",
     "metadata": "the program's metadata",
@@ -54,7 +54,7 @@ STACKS_TO_PASTE = """\
 
 
 def print_explanation(console: Console, found: Explanation) -> None:
-    """All that fits on one screen."""
+    """Print everything that fits on one screen."""
     _print_program(console, found)
     _print_failure(console, found)
     _print_peak(console, found)
@@ -64,7 +64,7 @@ def print_explanation(console: Console, found: Explanation) -> None:
 
 
 def _print_program(console: Console, found: Explanation) -> None:
-    """What to change in the program, the most important first, and whether memory grows from step to step."""
+    """Print what to change in the program, most important first, and whether memory grows from step to step."""
     from rich.text import Text
 
     program = [each for each in found.advice if each.kind == "program"]
@@ -84,7 +84,7 @@ def _print_program(console: Console, found: Explanation) -> None:
 
 
 def _print_stacks_missing(console: Console, found: Explanation) -> None:
-    """How to record stacks, where there are none."""
+    """Print how to record stacks if none were recorded."""
     from allotment.lab.explain.holders import UNKNOWN
 
     holders = found.peak.holders
@@ -94,7 +94,7 @@ def _print_stacks_missing(console: Console, found: Explanation) -> None:
 
 
 def device_named(device: int, devices: Sequence[int]) -> str:
-    """A device, and that there are others where there are."""
+    """Return a device's name, and that others exist if they do."""
     others = [str(other) for other in devices if other != device]
     named = f"Device {device}"
     return f"{named} (of {len(devices)}; --device {' or '.join(others)} shows another)" if others else named
@@ -116,7 +116,7 @@ def _print_failure(console: Console, found: Explanation) -> None:
     if len(failure.frames) > MOST_LINES:
         console.print(f"    and {len(failure.frames) - MOST_LINES} more frames (--json has all of them)")
     if failure.ends_recording:
-        console.print("  The recording ends there: what the program would have asked for next is unknown.")
+        console.print("  The recording ends there: what the program would have requested next is unknown.")
     console.print("  What was free then, and why it did not serve:" if failure.free else "  Nothing was free then.")
     print_rows(console, ((exact_size(memory.bytes), memory.reason) for memory in failure.free))
     console.print()
@@ -126,11 +126,11 @@ def _print_peak(console: Console, found: Explanation) -> None:
     peak = found.peak
     console.print(
         f"[bold]{device_named(found.device, found.devices)}: {exact_size(found.peak_reserved_bytes)} reserved[/]"
-        f" at the most{_moment_shown(found)}; {exact_size(peak.live_bytes)} of it in use"
+        f" at most{_moment_shown(found)}; {exact_size(peak.live_bytes)} of it in use"
     )
     if found.bounds is not None:
         console.print(
-            f"  No allocator can do with less than was in use at once, {exact_size(found.bounds.peak_live_bytes)};"
+            f"  No allocator needs less than the peak of memory in use, {exact_size(found.bounds.peak_live_bytes)};"
             f" packed into one segment it takes {exact_size(found.bounds.packing_bytes)}"
         )
     _print_holders(console, peak)
@@ -142,7 +142,7 @@ def _print_peak(console: Console, found: Explanation) -> None:
 
 
 def _moment_shown(found: Explanation) -> str:
-    """Which moment is explained, and what was reserved then where that is less than the most."""
+    """Return which moment is explained, and what was reserved then if that is less than the peak."""
     peak = found.peak
     if found.bounds is None:
         return ", when the snapshot was taken"
@@ -153,7 +153,7 @@ def _moment_shown(found: Explanation) -> str:
 
 
 def _print_holders(console: Console, peak: Peak) -> None:
-    """By line, by stack, and by what the program calls it."""
+    """Print holders by line, by stack, and by the program's own names."""
     rows = []
     for holder in peak.holders[:MOST_LINES]:
         about = f"{holder.blocks:,} block{'s' if holder.blocks != 1 else ''}"
@@ -170,7 +170,7 @@ def _print_holders(console: Console, peak: Peak) -> None:
 
 
 def _print_kinds(console: Console, peak: Peak) -> None:
-    """By kind of memory, where any is known."""
+    """Print memory by kind, if any kind is known."""
     if all(each.kind == "unknown" for each in peak.kinds):
         return
     console.print("  By kind of memory:")
@@ -184,7 +184,7 @@ def _kind_shown(each: KindBytes) -> str:
 
 
 def _print_stacks(console: Console, peak: Peak) -> None:
-    """The largest stacks, where these say more than lines do."""
+    """Print the largest stacks, if they say more than lines do."""
     told = [each for each in peak.stacks[:MOST_STACKS] if len(each.frames) > 1]
     if told:
         console.print("  By stack, innermost first:")
@@ -192,7 +192,7 @@ def _print_stacks(console: Console, peak: Peak) -> None:
 
 
 def _stack_shown(frames: Sequence[dict[str, Any]]) -> str:
-    """The innermost frames, also of libraries, and the user's own line if it is further out."""
+    """Return the innermost frames, including libraries, and the user's own line if it is further out."""
     from allotment._formats.pickle_columns import Frame
     from allotment.lab.explain.holders import own_frames, python_frames
 
@@ -229,16 +229,16 @@ def _print_suggestions(console: Console, found: Explanation) -> None:
         console.print("The snapshot has no history, so other settings cannot be tried.")
         return
     if found.growth is not None:
-        console.print("No settings are offered: memory that grows with every step runs out under any of them.")
+        console.print("No settings are suggested: memory that grows with every step runs out under any settings.")
         return
     if not found.suggestions:
         device = next((each.text for each in found.advice if each.kind == "device"), None)
-        console.print(device or f"None of the settings that were tried {NO_ADVICE}", soft_wrap=device is None)
+        console.print(device or f"None of the settings tried {NO_ADVICE}", soft_wrap=device is None)
         return
     has_waits = any(each.waits for each in found.suggestions)
     columns = "most reserved, change, change of driver time" + (", waits of a stream for another" if has_waits else "")
     if found.failure is not None and found.failure.ends_recording:
-        console.print("[bold]What serves all that was recorded[/], tried by replay; the program may need more later:")
+        console.print("[bold]What serves everything recorded[/], tried by replay; the program may need more later:")
         console.print(columns)
     else:
         console.print(f"[bold]What would help[/], tried by replay: {columns}")

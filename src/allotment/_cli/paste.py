@@ -1,4 +1,4 @@
-"""The line to paste, which applies settings."""
+"""Prints the line to paste that applies settings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 NO_ADVICE = "saves 1 % or more at every pace of other streams."
-"""The end of a sentence which says that none of the settings tried is worth a change."""
+"""The end of a sentence about settings, none of which is worth a change."""
 
 
 def print_lines_to_paste(console: Console, best_first: Sequence[Candidate], recorded: Candidate | None) -> None:
-    """Return the line that applies the best settings, and one for the best of PyTorch's own if those are not."""
+    """Print the line that applies the best settings, and one for PyTorch's best settings if those are others."""
     from rich.markup import escape
 
     from allotment._texts import exact_size
@@ -46,7 +46,7 @@ def _chosen(best_first: Sequence[Candidate]) -> list[Candidate]:
 
 
 def line_to_paste(settings: str) -> str:
-    """One line."""
+    """Return one line."""
     from allotment.lab.tune.candidates import is_ours
 
     if not settings:

@@ -44,7 +44,7 @@ def print_ranks(console: Console, rows: Sequence[Figures], deciding: str) -> Non
     peaks = [row.peak_reserved_bytes for row in rows]
     console.print(
         escape(
-            f"{len(rows)} runs, {exact_size(min(peaks))} to {exact_size(max(peaks))} reserved at the most."
+            f"{len(rows)} runs, {exact_size(min(peaks))} to {exact_size(max(peaks))} reserved at most."
             f" {deciding} decides:"
         )
     )

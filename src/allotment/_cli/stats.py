@@ -74,11 +74,11 @@ def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
     _print_kinds(console, rows, folder)
     if len(rows) > 1:
         most = exact_size(deciding.peak_reserved_bytes)
-        console.print(escape(f"{deciding.file} decides: {most} reserved at the most."), soft_wrap=True)
+        console.print(escape(f"{deciding.file} decides: {most} reserved at most."), soft_wrap=True)
 
 
 def _print_kinds(console: Console, rows: list[Figures], folder: str) -> None:
-    """Memory in use at its peak, by kind of memory, for the files in which kinds are known."""
+    """Print memory in use at its peak by kind of memory, for files whose kinds are known."""
     from allotment._texts import exact_size
     from allotment.lab.explain.kinds import KINDS, NO_GUESS
 
@@ -99,13 +99,13 @@ def _name(row: Figures, folder: str) -> str:
 
 
 def _common_folder(rows: list[Figures]) -> str:
-    """The common folder of all files, which the rows leave out."""
+    """Return the common folder of all files, which the rows omit."""
     folders = [os.path.dirname(row.file) for row in rows]
     return os.path.commonpath(folders) if len(set(map(os.path.isabs, folders))) == 1 else ""
 
 
 def _device_shown(row: Figures) -> str:
-    """The device, if the file has several."""
+    """Return the device, if the file has several."""
     if len(row.devices) > 1:
         return f" (device {row.device} of {', '.join(map(str, row.devices))})"
     return f" (device {row.device})" if row.device else ""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     Row = tuple[Sequence[str], Sequence[str | Text]]
-    """Texts, and figures."""
+    """The texts, and the figures."""
 
 INDENT = 4
 
@@ -23,7 +23,7 @@ def print_table(
     rows: Iterable[Row],
     title: str = "",
 ) -> None:
-    """Rows of texts and figures, under the headings `names` and `figures`.
+    """Print rows of texts and figures, under the headings `names` and `figures`.
 
     If the table is wider than the console, the texts of a row are on a separate line above its figures.
     """
@@ -80,7 +80,7 @@ def _aligned(cells: Sequence[Text], widths: Sequence[int], gap: int) -> Text:
 
 
 def print_rows(console: Console, rows: Iterable[Sequence[str]], least_width: int = 12) -> None:
-    """Rows of figures with a text behind them, without headings.
+    """Print rows of figures with a text after them, without headings.
 
     The text is wrapped in its own column. A text with a word too long for that column is not: the terminal breaks it.
     """
@@ -99,5 +99,5 @@ def print_rows(console: Console, rows: Iterable[Sequence[str]], least_width: int
 
 
 def ratio_shown(over: int, under: int) -> str:
-    """The ratio of two figures that are shown beside it."""
+    """Return the ratio of two figures that are shown beside it."""
     return f"{over / under:.3f}" if under else "-"

@@ -1,4 +1,4 @@
-"""`allotment top`: the processes of this user whose allocators announce themselves, live."""
+"""`allotment top`: live figures of this user's processes whose allocators announce themselves."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from allotment._monitor.overview import Overview
 
 ONCE_SECONDS = 0.5
-"""Between the two looks that a rate takes."""
+"""Time between the two readings that a rate needs."""
 COPY_BYTES = 1 << 20
 
 
 def command(
     pid: Annotated[int | None, typer.Argument(metavar="[PID]", help="One process.", show_default=False)] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures once and exit.")] = False,
     as_json: JsonOption = False,
     snapshot: Annotated[
         Path | None,
         typer.Option(help="Write a memory snapshot of the process there; explain and view open it.", dir_okay=False),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Which device the snapshot is of; the one with most memory unless given.")
+        str | None, typer.Option(help="The device of the snapshot; by default the one with most memory.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Time between two looks.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Time between two readings.")] = 1.0,
 ) -> None:
-    """Show the processes of this user that Allotment serves: what they hold of which device, and how busy they are.
+    """Show the processes of this user that Allotment serves: what they hold on which device, and how busy they are.
 
-    A process is shown if it was started with ALLOTMENT_MONITOR=1, or made an allocator with the settings key
-    monitor:True. Keys: arrows and Enter open a process and show the lines of code that hold its memory, letters sort,
-    q ends. Without a terminal, or with --json, it is printed once. Exits with 2 if the process does not announce
-    itself.
+    A process appears if it was started with ALLOTMENT_MONITOR=1, or made an allocator with the settings key
+    monitor:True. Keys: arrows and Enter open a process and show the lines of code that hold its memory, letters sort, q
+    quits. Without a terminal, or with --json, the figures are printed once. Exits with 2 if the process does not
+    announce itself.
     """
     import sys
 
@@ -74,7 +74,10 @@ def _print_once(pid: int | None, as_json: bool) -> None:
 
 
 def _look_twice(pid: int | None) -> Overview:
-    """Everything, or one process, with rates. Raises RequestError if that does not announce itself."""
+    """Return the figures of all processes or of one, with rates.
+
+    Raises RequestError if that one does not announce itself.
+    """
     from allotment._monitor.asking import ask_all, unknown
     from allotment._monitor.overview import overview
     from allotment.errors import RequestError

@@ -1,4 +1,4 @@
-"""`allotment top` in a terminal: looks again every second, and at keys and changes of size at once."""
+"""`allotment top` in a terminal: reads figures every second, and reacts to keys and changes of size at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SINGLES = {b"k": UP, b"j": DOWN, b"\r": ENTER, b"\n": ENTER, b"\x1b": BACK, b"\x
 
 
 class Top:
-    """What is shown, and what a key does to it."""
+    """The displayed state, and what a key does to it."""
 
     def __init__(self, opened: int | None = None) -> None:
         self.reports: list[Report | Silent] = []
@@ -43,7 +43,7 @@ class Top:
         self.message = ""
 
     def look(self) -> None:
-        """Ask everybody again."""
+        """Ask all processes again."""
         reports = ask_all()
         self.found = overview(reports, self.reports)
         self.reports = reports
@@ -75,7 +75,7 @@ class Top:
             self.chosen = pids[min(max(pids.index(self.chosen) + by, 0), len(pids) - 1)]
 
     def open(self, pid: int | None) -> None:
-        """Show one process. Its lines are asked for only now: they cost a look at every block."""
+        """Show one process. Its lines are fetched only now, because that visits every block."""
         if pid is None:
             return
         self.lines = None
@@ -105,7 +105,7 @@ class Top:
 
 
 def read_key(data: bytes) -> str:
-    """The key that the bytes of a terminal mean; "" for one without a meaning here."""
+    """Return the key for the bytes from a terminal; "" for one without a meaning here."""
     if data in SEQUENCES:
         return SEQUENCES[data]
     return SINGLES.get(data[:1] if data[:1] != b"\x1b" else data) or data[:1].decode("ascii", "replace")
@@ -113,7 +113,7 @@ def read_key(data: bytes) -> str:
 
 @contextmanager
 def _keys_at_once(descriptor: int) -> Iterator[None]:
-    """A terminal that hands over each key, and does not show it."""
+    """Make a terminal pass each key on at once, and not echo it."""
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
     try:
@@ -124,7 +124,7 @@ def _keys_at_once(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def _told_of_resizes() -> Iterator[int]:
-    """A descriptor that can be read after the window has changed its size."""
+    """Yield a descriptor that becomes readable when the window has changed its size."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.signal(signal.SIGWINCH, lambda number, frame: None)
@@ -139,7 +139,7 @@ def _told_of_resizes() -> Iterator[int]:
 
 
 def run(pid: int | None, seconds: float) -> None:
-    """Until q. Raises RequestError for a process that does not announce itself."""
+    """Run until q. Raises RequestError for a process that does not announce itself."""
     top = Top()
     top.look()
     if pid is not None:
@@ -154,7 +154,7 @@ def run(pid: int | None, seconds: float) -> None:
         Live(console=console, screen=True, auto_refresh=False) as live,
         suppress(KeyboardInterrupt),
     ):
-        next_look = time.monotonic() + min(seconds, 0.5)  # rates need two looks
+        next_look = time.monotonic() + min(seconds, 0.5)  # rates need two readings
         while True:
             # The terminal's own size: COLUMNS and LINES in the environment do not follow a resize.
             columns, lines = os.get_terminal_size(keyboard)

@@ -1,4 +1,4 @@
-"""What `allotment top` shows, for a width: the list of processes, and one process."""
+"""What `allotment top` shows for a given width: the list of processes, and one process."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 BAR = 24
 MOST_NAMED = 8
-"""Tenants and tags of a process that are named."""
+"""Number of a process's tenants and tags that are named."""
 NARROW, MEDIUM, WIDE = 60, 78, 112
-"""Columns of a terminal from which on more is shown."""
+"""Terminal widths from which on more is shown."""
 
 
 _ASCII = str.maketrans("█▒░▾·…↑↓⏎←", "#+.v|.^v><")
 
 
 class Drawn:
-    """Something drawn, in ASCII where the terminal has no more than that."""
+    """A drawing, in ASCII for a terminal that shows only that."""
 
     def __init__(self, shown: RenderableType) -> None:
         self._shown = shown
@@ -82,13 +82,13 @@ INTERPRETER = re.compile(r"python[\d.]*t?")
 
 
 def sorts_shown(width: int) -> str:
-    """The keys that sort, of the columns that a terminal of this width has room for."""
+    """Return the sort keys of the columns that fit a terminal of this width."""
     hidden = {column.key for column in COLUMNS if width < column.width}
     return " ".join(f"{key} {title}" for key, title in SORTS.items() if key not in hidden)
 
 
 def in_order(processes: Sequence[Process], sort: str) -> list[Process]:
-    """The largest first, by the column whose key is `sort`; by number for "p"."""
+    """Return the processes, largest first, by the column whose key is `sort`; by number for "p"."""
     column = next((each for each in COLUMNS if each.key == sort), None)
     if column is None:
         return sorted(processes, key=lambda each: each.pid)
@@ -98,7 +98,7 @@ def in_order(processes: Sequence[Process], sort: str) -> list[Process]:
 def processes_screen(
     found: Overview, width: int, *, sort: str = "r", chosen: int | None = None, rows: int | None = None
 ) -> RenderableType:
-    """Devices, and a line for each process and device; `rows` is how many lines there is room for."""
+    """Return the devices, and a line for each process and device; `rows` is the number of lines that fit."""
     if not found.processes:
         return Text(
             "No process of this user announces itself.\n\nStart one with ALLOTMENT_MONITOR=1, or give its allocator the"
@@ -159,7 +159,7 @@ def _table(found: Overview, width: int, sort: str, chosen: int | None, rows: int
 
 
 def _command(process: Process) -> str:
-    """What runs, without folders, and without the interpreter where a script follows."""
+    """Return what runs, without folders, and without the interpreter if a script follows."""
     if not process.answers:
         return "does not answer"
     program, *arguments = process.command.split(" ")
@@ -170,7 +170,7 @@ def _command(process: Process) -> str:
 
 
 def _around(lines: list[Any], chosen: int | None, rows: int | None) -> list[Any]:
-    """As many lines as there is room for, with the chosen process among them."""
+    """Return as many lines as fit, including the chosen process."""
     if rows is None or len(lines) <= rows:
         return lines
     place = next((at for at, (process, _) in enumerate(lines) if process.pid == chosen), 0)
@@ -185,7 +185,7 @@ def _names(tenants: dict[str, int]) -> str:
 def process_screen(
     process: Process, lines: Sequence[Line] | None, width: int, *, rows: int | None = None
 ) -> RenderableType:
-    """One process: its devices, tags and tenants, and the lines of code that hold its memory."""
+    """Return one process: its devices, tags and tenants, and the lines of code that hold its memory."""
     heading = Text(f"process {process.pid}  ", style="bold", no_wrap=True, overflow="ellipsis")
     heading.append(_command(process), style="dim")
     parts: list[Text] = [heading]
@@ -203,7 +203,7 @@ def process_screen(
 
 
 def _figures(share: DeviceShare, width: int) -> list[Text]:
-    """All figures, in as many lines as they need."""
+    """Return all figures, in as many lines as they need."""
     shown = [f"{column.title} {text}" for column in COLUMNS if (text := column.show(share))]
     lines = [""]
     for figure in [*shown, f"retries {share.retries:,}"]:
@@ -220,7 +220,7 @@ def _named(title: str, name: str, size: int, share: DeviceShare) -> Text:
     line = Text(f"  {human_size(size):>10}  ", no_wrap=True, overflow="ellipsis")
     line.append(f"{title} {name}" if name else f"no {title}")
     if title == "tag" and name in share.paused:
-        line.append(f", asleep: {human_size(share.paused[name])} given back", style="cyan")
+        line.append(f", paused: {human_size(share.paused[name])} released", style="cyan")
     return line
 
 
@@ -229,7 +229,7 @@ def _lines(lines: Sequence[Line] | None) -> list[Text]:
         return []
     if not any(line.where for line in lines):
         return [
-            Text("Lines of code are known of what is allocated while stacks are gathered:", style="dim"),
+            Text("Lines of code are known for allocations made while stacks are recorded:", style="dim"),
             Text('  allocator.record_history("state")', style="dim"),
         ]
     shown = [Text("lines of code that hold memory", style="bold")]

@@ -264,7 +264,7 @@ def _print_none_fits(console: Console, tuned: Tuned) -> None:
     if roomy is not None:
         console.print(
             escape(
-                f"The smallest device that would do has {exact_size(roomy.peak_reserved_bytes)}, under"
+                f"The smallest sufficient device has {exact_size(roomy.peak_reserved_bytes)}, under"
                 f" {roomy.settings or 'the default settings'}."
             )
         )

@@ -19,35 +19,35 @@ def command(
     snapshot: SnapshotArgument,
     other: Annotated[
         str | None,
-        typer.Argument(metavar="OTHER", help="Another one, shown beside it.", show_default=False),
+        typer.Argument(metavar="OTHER", help="Another snapshot, shown beside it.", show_default=False),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(help="Show the first one beside itself under these settings; may be given more than once."),
+        typer.Option(help="Show the first one also under these settings; may be repeated."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write one file that needs neither a server nor a network.", dir_okay=False)
     ] = None,
     perfetto: Annotated[
-        Path | None, typer.Option(help='Write a trace for ui.perfetto.dev; packed if named "*.gz".', dir_okay=False)
+        Path | None, typer.Option(help='Write a trace for ui.perfetto.dev; compressed if named "*.gz".', dir_okay=False)
     ] = None,
     at: Annotated[
         str,
-        typer.Option(help='Open at "explain", the moment that allotment explain speaks of, or at an entry.'),
+        typer.Option(help='Open at "explain", the moment that allotment explain describes, or at an entry.'),
     ] = "explain",
-    device: Annotated[int | None, typer.Option(help="Which device; the one with most unless given.")] = None,
-    port: Annotated[int, typer.Option(help="Where to serve it; any free one unless given.", min=0, max=65535)] = 0,
+    device: Annotated[int | None, typer.Option(help="The device; by default the one with most memory.")] = None,
+    port: Annotated[int, typer.Option(help="The port to serve on; by default any free one.", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Show a run in the browser: memory over time by owner, the map of addresses at any moment, the waste.
 
-    Only programs on this machine that have the page's address can open it; with --html or --perfetto a file is written
-    and nothing is served. Exits with 2 if the snapshot cannot be read or a file cannot be written.
+    Only programs on this machine that have the page's address can open it. With --html or --perfetto it writes a file
+    and serves nothing. Exits with 2 if the snapshot cannot be read or a file cannot be written.
     """
     written = {name: path for name, path in (("html", html), ("perfetto", perfetto)) if path is not None}
     for path in written.values():
-        _refuse_unwritable(path)  # before a long reading
+        _refuse_unwritable(path)  # before a long read
     runs = _made(snapshot, other, settings or [], device, as_json)
     runs.open_at(at)
     if html is not None:
@@ -73,7 +73,7 @@ def _made(snapshot: str, other: str | None, settings: list[str], device: int | N
     from allotment._viewer.runs import Runs
 
     for text in settings:
-        Settings.parse(text)  # what is wrong with it is said before a long reading
+        Settings.parse(text)  # report bad arguments before a long read
     with progress_line(Console(stderr=True, quiet=quiet)) as progress:
         runs = Runs(device, progress)
         for source in (snapshot, other):
@@ -126,7 +126,7 @@ def _figures(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _refuse_unwritable(path: Path) -> None:
-    """Raises OSError for a file that could not be written in the end."""
+    """Raise OSError for a file that could not be written at the end."""
     was_there = path.exists()
     with open(path, "ab"):
         pass

@@ -1,8 +1,9 @@
-"""Reads a history file of `Allocator.record_history(file=...)` as the snapshot that it would have been.
+"""Reads a history file of `Allocator.record_history(file=...)` as the snapshot of its end.
 
-The file holds a snapshot of the moment at which the recording began, and what happened since. The reader derives the
+The file contains a snapshot of the moment at which the recording began, and what happened since. The reader derives the
 state at the end: the segments, and those blocks that existed from the beginning and that no entry mentions. All other
-blocks are in the history. A file that is cut off, because its program was killed, is read up to the last complete row.
+blocks are in the history. If the program was killed and the file is cut off, the reader reads up to the last complete
+row.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = ["HISTORY_FIELD", "HistoryFrames", "read_history"]
 HISTORY_FIELD = "allotment_history"
 """In `Snapshot.extra`: "records", "lost", and "cut_at", the byte at which the file is cut off, or None."""
 BYTES_A_RECORD = 61
-"""Of all columns together."""
+"""Size of a record in all columns together."""
 SMALL_SEGMENT = 2 << 20
 MOST_ADDRESS = 2**64 - 1
 COLUMNS = frozenset(
@@ -54,7 +55,7 @@ class _Head:
 
 
 class HistoryFrames:
-    """The frames of a history file, in order; afterwards `cut_at` is where it was cut off."""
+    """The frames of a history file, in order; afterwards `cut_at` is the position at which the file was cut off."""
 
     def __init__(self, stream: BinaryIO | Iterator[bytes], limits: Limits = Limits()) -> None:  # noqa: B008 (immutable)
         self._pieces = stream if isinstance(stream, Iterator) else unpacked(stream, limits)
@@ -127,7 +128,7 @@ def read_history(pieces: Iterator[bytes], limits: Limits) -> Snapshot:
                     " would allow it"
                 )
     if beginning is None:
-        raise FormatError("the history file breaks off before its first frame ends")
+        raise FormatError("the history file ends inside its first frame")
     columns = Columns(count)
     for content in rows:
         columns.read(content)
@@ -148,7 +149,7 @@ def _listed(content: bytes) -> list[Plain]:
 def _extend(known: list, told: list[Plain], made) -> None:  # type: ignore[no-untyped-def, type-arg]
     """Add the listed values; the first number must be the next one."""
     if not told or told[0] != len(known):
-        raise FormatError("a frame of the history file does not go on where the one before it ended")
+        raise FormatError("a frame of the history file does not continue the one before it")
     known += [made(each) for each in told[1:]]
 
 

@@ -5,7 +5,7 @@ so finding a key's slot is one lookup in `slot_of_string`. Reading a row is one 
 slot are kept as plain values, by key and row.
 
 A pickle can refer to one dict or list any number of times, for two bytes each. So rows, visited cells and kept values
-each have a budget, which an honest file, which writes out every row, never comes near.
+each have a budget, which an honest file, which writes out every row, never approaches.
 """
 
 cimport cython

@@ -92,7 +92,7 @@ cdef str refusal(int code):
     name = opcode_name(code)
     if name in OBJECT_MAKERS:
         return f"{name} would load code or build an object, and a snapshot holds plain values only"
-    return f"{name} has no place in a snapshot"
+    return f"a snapshot cannot contain {name}"
 
 
 cdef class PickleTree:

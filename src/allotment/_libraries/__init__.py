@@ -1,11 +1,11 @@
-"""Where the compiled modules are: one shared library for each layer, with all modules of that layer in it.
+"""Finds the compiled modules: one shared library for each layer, which contains all modules of that layer.
 
-A file for each of the 150 modules would cost a process a hundred `dlopen` calls and most of its import time. Python
-itself looks for one file per module, so `install` adds a finder that Python asks last. A build with one file for each
-module, as sanitizers and coverage use, therefore works without it.
+With one file for each of the 150 modules, a process would make a hundred `dlopen` calls, which would take most of its
+import time. Python itself looks for one file per module, so `install` adds a finder that Python asks last. So a build
+with one file for each module, as sanitizers and coverage use, works without it.
 
-`LIBRARIES` is also what the build goes by. Two modules of one library must differ in the last part of their names:
-Python derives the name of a module's init function from it.
+The build uses `LIBRARIES` too. Two modules of one library must differ in the last part of their names, because Python
+derives the name of a module's init function from it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ LIBRARIES = {
     "allotment.torch._deep": "torch_deep",
     "allotment.lab": "lab",
 }
-"""The library that holds the compiled modules of a package and of its subpackages; the longest name counts."""
+"""The library of the compiled modules of a package and of its subpackages; the longest matching name counts."""
 
 
 def library_of(module: str) -> str | None:
-    """The library that holds a compiled module of this name, if one does."""
+    """Return the library that contains a compiled module of this name; None if no library does."""
     package = module.rpartition(".")[0]
     while package:
         if package in LIBRARIES:
@@ -53,12 +53,12 @@ class _Loader(ExtensionFileLoader):
         try:
             return super().create_module(spec)
         except ImportError as error:
-            if "PyInit_" in str(error):  # the library is there, and holds no such module
+            if "PyInit_" in str(error):  # the library exists, but does not contain the module
                 raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name) from None
             raise
 
 
-class _Finder:  # no MetaPathFinder: importing that class takes longer than all of this
+class _Finder:  # not a MetaPathFinder: importing that class takes longer than everything here
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         library = library_of(name)
         if library is None:
@@ -71,6 +71,6 @@ class _Finder:  # no MetaPathFinder: importing that class takes longer than all 
 
 
 def install() -> None:
-    """Have Python find the compiled modules. May be called again."""
+    """Make Python find the compiled modules. May be called again."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())  # type: ignore[arg-type]

@@ -3,8 +3,8 @@
 It starts with the first allocator whose settings say `monitor:True`, or with any if ALLOTMENT_MONITOR is 1. It waits on
 a socket, and reads figures only when another process asks, so nothing is added to a request.
 
-The socket has a name in the system's own space of names, which ends with the process: nothing is left behind by one
-that is killed. The system says which user connects; others are turned away.
+The socket's name is in the system's abstract namespace and ends with the process, so a killed process leaves nothing
+behind. The system reports which user connects; the thread turns other users away.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from allotment._texts import printable
 from allotment.errors import AllotmentError, FormatError, RequestError
 
 NAME = b"\0allotment-monitor-%d-"
-"""How the sockets of a user begin; the number of the process and its token follow."""
+"""The first part of a user's socket names; the number of the process and its token follow."""
 REQUEST_MOST = 4096
 PATIENCE_SECONDS = 2.0
 LINES_MOST = 50
@@ -96,7 +96,7 @@ class _Monitor:
             raise
         except (AllotmentError, ValueError, MemoryError) as error:
             reply = {"error": str(error)}
-        except Exception as error:  # one of a device, or of a class of the user's
+        except Exception as error:  # an error of a device, or of a user's class
             reply = {"error": f"{type(error).__name__}: {error}"}
         data = json.dumps(reply).encode()
         try:
@@ -133,9 +133,9 @@ class _Monitor:
         return sorted(lines, key=lambda line: -line.bytes)[:LINES_MOST]
 
     def snapshot(self, device: str | None, descriptors: list[int]) -> dict[str, Any]:
-        """Write a snapshot to a file without a name, and hand its descriptor over.
+        """Write a snapshot to a file without a name, and send its descriptor.
 
-        The snapshot is of the allocator that holds the most, on `device` if given.
+        The snapshot is of the allocator that holds most memory, on `device` if given.
         """
         recording = [each for each in self.living() if hasattr(each, "history")]
         fitting = [each for each in recording if device in (None, each.device.name)]

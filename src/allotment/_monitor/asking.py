@@ -1,6 +1,6 @@
-"""Finding the processes of this user that announce themselves, and asking them.
+"""Finds the processes of this user that announce themselves, and asks them.
 
-A process that does not answer in time, dies meanwhile, or belongs to another user is not an error: it is left out, or
+A process that does not answer in time, ends meanwhile, or belongs to another user is not an error: it is omitted, or
 shown as not answering.
 """
 
@@ -152,14 +152,14 @@ def unknown(pid: int) -> str:
 
 
 def ask_lines(pid: int) -> list[Line]:
-    """The lines of code that hold most memory of a process. Raises RequestError, FormatError."""
+    """Return the lines of code that hold most memory of a process. Raises RequestError, FormatError."""
     found, descriptors = _ask(pid, {"ask": "lines"}, 10 * FIGURES_SECONDS)
     wire.close_all(descriptors)
     return read_lines(found.get("lines") if isinstance(found, dict) else None)
 
 
 def ask_snapshot(pid: int, device: str | None = None) -> tuple[int, str, bool]:
-    """A snapshot of a process: (descriptor of a file, device, whether it has a history).
+    """Return a snapshot of a process: (descriptor of a file, device, whether it has a history).
 
     Raises RequestError, FormatError.
     """

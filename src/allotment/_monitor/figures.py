@@ -23,7 +23,7 @@ PHYSICAL = {family.name for family in FAMILIES if family.is_physical}
 
 
 class Watched(Protocol):
-    """What this module needs of an allocator."""
+    """What this module needs from an allocator."""
 
     @property
     def device(self) -> Device: ...
@@ -68,7 +68,7 @@ class Figures:
 
 
 def figures_of(allocator: Watched) -> Figures:
-    """Read an allocator. Takes its lock for a moment; looks at every block to tell tenants apart."""
+    """Read an allocator. Briefly holds its lock; visits every block to tell tenants apart."""
     stats = allocator.stats()
     tags: dict[str, dict[str, int]] = allocator.sleep.tags() if hasattr(allocator, "sleep") else {}
     tenants: dict[str, dict[str, int]] = allocator.tenants() if hasattr(allocator, "tenants") else {}
@@ -124,7 +124,7 @@ class Report:
 
 
 def report_of(pid: int, command: str, allocators: list[Watched]) -> Report:
-    """The figures of these allocators now."""
+    """Return the figures of these allocators now."""
     return Report(pid, command, time.monotonic(), [figures_of(each) for each in allocators])
 
 
@@ -139,7 +139,7 @@ def read_report(data: Any) -> Report:
         raise FormatError("a process sent no list of allocators")
     seconds = found["seconds"]
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < COUNT_MOST:
-        raise FormatError("a process sent a time that is not one")
+        raise FormatError("a process sent an invalid time")
     return Report(_count(found["pid"]), _text(found["command"]), float(seconds), [_figures(each) for each in listed])
 
 
@@ -173,7 +173,7 @@ def _by_name(data: Any) -> dict[str, int]:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < COUNT_MOST:
-        raise FormatError("a process sent a figure that is not one")
+        raise FormatError("a process sent an invalid figure")
     return value
 
 

@@ -12,7 +12,7 @@ from allotment._monitor.figures import Figures, Report
 
 @dataclass
 class DeviceShare:
-    """What a process holds of one device, through all of its allocators there."""
+    """A process's share of one device, through all of its allocators there."""
 
     device: str
     identity: str
@@ -37,7 +37,7 @@ class DeviceShare:
         self.ooms += each.ooms
         self.retries += each.retries
         self.requests += each.requests
-        # Two allocators have a limit in common only if both have one.
+        # Two allocators have a common limit only if both have one.
         if is_first:
             self.limit_bytes = each.limit_bytes
         elif self.limit_bytes is None or each.limit_bytes is None:
@@ -67,7 +67,7 @@ class DeviceShare:
 
 @dataclass
 class Process:
-    """A process, and what it holds; one that does not answer has no devices."""
+    """A process and its shares of devices; one that does not answer has none."""
 
     pid: int
     command: str
@@ -81,7 +81,7 @@ class Process:
 
 @dataclass
 class WholeDevice:
-    """A device of this machine; `others_bytes` are in use there by processes that do not announce themselves."""
+    """A device of this machine. `others_bytes` is memory in use there by processes that do not announce themselves."""
 
     device: str
     total_bytes: int
@@ -105,7 +105,7 @@ class WholeDevice:
 
 @dataclass
 class Overview:
-    """One moment."""
+    """The figures of all processes at one moment."""
 
     processes: list[Process]
     devices: list[WholeDevice]
@@ -121,7 +121,7 @@ class Overview:
 
 
 def overview(now: Sequence[Report | Silent], before: Sequence[Report | Silent] = ()) -> Overview:
-    """Return the current overview; rates are since `before`, and None for what did not exist then."""
+    """Return the current overview. Rates are since `before`, and None for what did not exist then."""
     earlier = {each.pid: each for each in before if isinstance(each, Report)}
     processes = []
     for each in now:

@@ -1,4 +1,4 @@
-"""Which library holds how much of a device's memory in this process, and what of the driver's figure is unexplained."""
+"""How much of a device's memory each library holds in this process, and what of the driver's figure is unexplained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ COMMAND = "python -m allotment.preload script.py"
 
 
 def process_ledger(allocator: Any) -> dict[str, Any]:
-    """What `Allocator.process` returns. `allocator` has `device`, with `index` and `processes()`, and `tenants()`."""
+    """Return the result of `Allocator.process`.
+
+    `allocator` has `device`, with `index` and `processes()`, and `tenants()`.
+    """
     library = preloaded()
     if library is None or library.depth is None:
         raise UnsupportedError(
@@ -33,7 +36,7 @@ def process_ledger(allocator: Any) -> dict[str, Any]:
 
 
 def _by_library(library: Preloaded, index: int, allocator: Any, overview: Overview) -> dict[str, int]:
-    """Bytes by library; memory of the allocator counts for the libraries that requested it."""
+    """Return bytes by library. Memory of the allocator counts for the libraries that requested it."""
     found: dict[str, int] = {}
 
     def add(name: str, held: int) -> None:
@@ -57,7 +60,10 @@ def _by_library(library: Preloaded, index: int, allocator: Any, overview: Overvi
 
 
 def _balanced(libraries: dict[str, int], context: int, modules: int, total: int) -> dict[str, Any]:
-    """The parts, which add up to `total`. Figures that changed while they were read reduce the measured differences."""
+    """Return the parts, which add up to `total`.
+
+    Figures that changed while they were read reduce the measured differences.
+    """
     beyond = max(0, sum(libraries.values()) + context + modules - total)
     less = min(beyond, modules)
     modules, beyond = modules - less, beyond - less

@@ -1,4 +1,4 @@
-"""The preloaded library, as Python sees it: the process has it from the start, or never."""
+"""The preloaded library as Python sees it. The process has it from the start, or never."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 NAME_LENGTH = 96
 FRAMES = 16
 TENANTS = ("jax", "cudnn", "other")
-"""The names of the tenants that are served, in the library's order."""
+"""The names of the tenants that the library serves, in the library's order."""
 DEPTHS = ("count", "serve")
 WAYS = ("dlsym", "dlvsym", "cuGetProcAddress")
 """How a caller looked up a function; a caller in none of these ways is linked to it."""
@@ -79,7 +79,7 @@ class Preloaded:
             number += 1
 
     def ways(self) -> dict[str, dict[str, Any]]:
-        """Functions that were looked up or called: "calls", and "found_by", the library that looked it up, by way."""
+        """Return the functions looked up or called: "calls", and "found_by", the library that looked it up, by way."""
         name, calls, ways = ctypes.c_char_p(), ctypes.c_uint64(), ctypes.c_int()
         asking = (ctypes.c_char_p * len(WAYS))()
         found, number = {}, 0
@@ -98,14 +98,14 @@ class Preloaded:
         self._functions.allotment_preload_set_up_with(self._kept[-1])
 
     def serve(self, device: int, tables: list[int], home: int) -> None:
-        """Serve a device with entry points, one table for each of `TENANTS`, on a stream that nothing runs on."""
+        """Serve a device through entry points, one table for each of `TENANTS`, on a stream without other work."""
         given = (ctypes.c_void_p * len(tables))(*tables)
         self._functions.allotment_preload_serve(device, given, ctypes.c_void_p(home))
 
 
 @cache
 def preloaded() -> Preloaded | None:
-    """The library, if this process was started with it."""
+    """Return the library, if this process was started with it."""
     if sys.platform != "linux":
         return None
     functions = ctypes.CDLL(None)

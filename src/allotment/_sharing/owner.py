@@ -271,7 +271,7 @@ class Owner:
             raise
 
     def settle(self, entry: Entry, leases: int, holds: Iterable[Hold] = (), *, in_engine: bool = True) -> None:
-        """End so many leases and these holds of a block; skips holds that have ended already."""
+        """End this many leases and these holds of a block; skips holds that have ended already."""
         with self.lock:
             entry.leases -= leases
             ended = [hold for hold in holds if entry.holds.pop(hold.number, None) is not None]
@@ -292,7 +292,8 @@ class Owner:
             parting = [lender]
             del lender
             if sys.getrefcount(parting[0]) == _LAST_REFERENCE:
-                # The end of an allocator waits for its device, whose work may wait for an importer that we serve.
+                # Closing an allocator waits for its device, whose work may wait for an importer that this thread
+                # serves.
                 threading.Thread(target=parting.clear, name="allotment close", daemon=True).start()
 
     # --- the thread ---
@@ -609,7 +610,7 @@ atexit.register(_at_exit)
 
 
 def share(lender: Lender, block: int, hold: float) -> SharedHandle:
-    """Return a handle of a block, which is held for so many seconds even if it is freed meanwhile."""
+    """Return a handle of a block, which is held for `hold` seconds even if it is freed meanwhile."""
     return _owner.share(lender, block, checked_hold(hold))
 
 

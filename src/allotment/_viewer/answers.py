@@ -1,6 +1,6 @@
 """Answers a page's questions about a run: overview, columns of time, a moment, a block, a search.
 
-An answer has as many numbers as the screen has places for them, however long the history is.
+An answer has as many numbers as the screen has room for, however long the history is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Run:
 
     timeline: Timeline
     about: dict[str, Any]
-    """Label, device, settings and so on: see `runs`."""
+    """Label, device, settings and more: see `runs`."""
 
     def overview(self) -> dict[str, Any]:
         """The constant part: length, peaks, groupings, marks."""
@@ -74,13 +74,13 @@ class Run:
     # --- over time ---------------------------------------------------------------------------------------------------
 
     def series(self, start: float, end: float, columns: int, by: str, axis: str = "event", query: str = "") -> bytes:
-        """Columns from `start` to `end`: entries of the history, or microseconds from the first one."""
+        """Return columns from `start` to `end`: entries of the history, or microseconds from the first one."""
         return pack(*self.series_parts(start, end, columns, by, axis, query))
 
     def series_parts(
         self, start: float, end: float, columns: int, by: str, axis: str = "event", query: str = ""
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """The same, not yet packed."""
+        """The same, not packed yet."""
         timeline = self.timeline
         edges = timeline.snapped(self._edges(start, end, max(1, min(columns, MOST_COLUMNS)), axis))
         found = timeline.stretch(edges, by)
@@ -121,7 +121,7 @@ class Run:
     # --- at a moment -------------------------------------------------------------------------------------------------
 
     def moment(self, moment: int, start: float, end: float, cells: int, by: str, query: str = "") -> bytes:
-        """The state of memory: figures, holders, and the map of a part of the address axis."""
+        """Return the state of memory: figures, holders, and the map of a part of the address axis."""
         timeline = self.timeline
         moment = int(np.clip(moment, 0, timeline.last))
         pieces = timeline.pieces(moment)
@@ -130,7 +130,7 @@ class Run:
         return pack(self.summary(moment, pieces, by, found), shown)
 
     def summary(self, moment: int, pieces: Pieces, by: str, found: NDArray[np.bool_] | None = None) -> dict[str, Any]:
-        """Figures of a moment."""
+        """Return the figures of a moment."""
         timeline = self.timeline
         live = pieces.life[pieces.state == PieceState.LIVE]
         grouping = timeline.grouping(by)
@@ -155,7 +155,7 @@ class Run:
     def _cells(
         self, pieces: Pieces, start: float, end: float, cells: int, by: str, found: NDArray[np.bool_] | None
     ) -> dict[str, NDArray[Any]]:
-        """The pieces of a part of the address axis; pieces that share a cell become one mixed piece."""
+        """Return the pieces of a part of the address axis; pieces that share a cell become one mixed piece."""
         place = self.timeline.axis.places(pieces.address)
         inside = slice(np.searchsorted(place + pieces.size, start, "right"), np.searchsorted(place, end, "left"))
         place, size, state, life = place[inside], pieces.size[inside], pieces.state[inside], pieces.life[inside]
@@ -190,7 +190,10 @@ class Run:
     # --- a block -----------------------------------------------------------------------------------------------------
 
     def block(self, life: int, moment: int) -> dict[str, Any]:
-        """A block: stack, sizes, lifetime, and what it pins at a moment. Empty for a block that does not exist."""
+        """Return a block: stack, sizes, lifetime, and what it pins at a moment.
+
+        Empty for a block that does not exist.
+        """
         lives, timeline = self.timeline.lives, self.timeline
         if not 0 <= life < len(lives) or lives.size[life] == 0:
             return {}
@@ -198,7 +201,7 @@ class Run:
         return {**self.life(life), "pins": pinned, "pins_with": others, "moment": moment}
 
     def life(self, life: int) -> dict[str, Any]:
-        """The part that does not depend on the moment."""
+        """Return the part that does not depend on the moment."""
         lives, timeline = self.timeline.lives, self.timeline
         begin, freed, end = int(lives.begin[life]), int(lives.freed[life]), int(lives.end[life])
         return {
@@ -221,7 +224,7 @@ class Run:
         }
 
     def frames(self, stack: int) -> list[list[Any]]:
-        """Function, file and line of a stack's frames, innermost first."""
+        """Return function, file and line of a stack's frames, innermost first."""
         found = self.timeline.stacks[stack][:MOST_FRAMES] if stack >= 0 else ()
         return [[frame.name, frame.filename, frame.line] for frame in found]
 
@@ -231,7 +234,10 @@ class Run:
     # --- a search ----------------------------------------------------------------------------------------------------
 
     def search(self, query: str, moment: int) -> dict[str, Any]:
-        """The matches of a query: totals, and the largest blocks, those alive then first. Raises RequestError."""
+        """Return the matches of a query: totals, and the largest blocks, those alive then first.
+
+        Raises RequestError.
+        """
         timeline, lives = self.timeline, self.timeline.lives
         found = np.flatnonzero(timeline.search(query))
         lives_now = (lives.begin[found] <= moment) & (lives.freed[found] > moment)

@@ -44,7 +44,7 @@ def file_page(about: dict[str, Any], packed: list[bytes]) -> bytes:
 
 def page_of(name: str, styles: Sequence[str], scripts: Sequence[str], data: dict[str, Any]) -> bytes:
     """Return a page with styles, scripts and data, all by their file names; the data is JSON."""
-    # In a script of JSON, "<" is the one character that could end it.
+    # In a JSON script, "<" is the only character that could end it.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     embedded = f'<script type="application/json" id="data">{text}</script>'
     page, policy = _page(embedded, "'none'", name, styles, scripts)

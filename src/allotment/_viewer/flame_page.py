@@ -9,5 +9,5 @@ __all__ = ["flame_page"]
 
 
 def flame_page(flame: Flame, about: str) -> bytes:
-    """The page of a tree of frames; `about` says which run it is."""
+    """Return the page of a tree of frames; `about` says which run it shows."""
     return page_of("flame.html", ("flame.css",), ("flame.js",), {"about": about, **flame.as_json()})

@@ -86,7 +86,10 @@ class Runs:
         run.about["opens_at"] = int(np.clip(np.searchsorted(entries, int(at), "right") - 1, 0, run.timeline.last))
 
     def flame(self, number: int) -> bytes:
-        """The page of a flame graph of the recording that a run is of. Raises RequestError if it has no history."""
+        """Return the page of a flame graph of the recording that a run shows.
+
+        Raises RequestError if it has no history.
+        """
         source = self.shown[number].about["source"]
         if source < 0:
             raise RequestError("a flame graph needs a history, and the snapshot has none")

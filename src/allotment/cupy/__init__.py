@@ -39,7 +39,7 @@ CupyAllocator = Callable[[int], Any]  # returns a cupy.cuda.MemoryPointer
 
 @dataclass
 class _Installed:
-    """The allocator from before the first `install`, and our pinned memory if CuPy uses it."""
+    """The allocator from before the first `install`, and this package's pinned memory if CuPy uses it."""
 
     before: CupyAllocator
     pinned: DeviceTenants | None = None

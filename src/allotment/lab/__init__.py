@@ -7,7 +7,7 @@
     replay(recording, "expandable_segments:True").peak_reserved_bytes
     tune(recording, "fit:20GiB").to_dataframe()            # where pandas is there
 
-The functions have the names of the packages that do the work, so they are imported after them.
+The functions have the names of the packages that do the work, so they are imported after those packages.
 """
 
 from allotment.lab.api import diff, explain, read_recording, replay, tune

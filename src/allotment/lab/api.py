@@ -1,4 +1,4 @@
-"""The lab for programs and notebooks: what the commands print, as objects."""
+"""The lab for programs and notebooks: the output of the commands, as objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from allotment.lab.tune.search import tune as tune_recording
 __all__ = ["Source", "diff", "explain", "read_recording", "replay", "tune"]
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Recording
-"""A path, "sample", the content of a file, a file, or a recording that was read."""
+"""A path, "sample", the content of a file, a file object, or a recording."""
 
 
 def _recording(source: Source) -> Recording:
@@ -27,7 +27,7 @@ def _recording(source: Source) -> Recording:
 
 
 def replay(source: Source, settings: Settings | str | None = None, capacity: int | str | None = None) -> Result:
-    """Run a recorded history through the engine: as recorded, or under other settings, or on a device of a size.
+    """Run a recorded history through the engine: as recorded, under other settings, or on a device of a given size.
 
     Raises FormatError, SettingsError, RequestError for a capacity that no device has, OSError.
     """
@@ -36,7 +36,7 @@ def replay(source: Source, settings: Settings | str | None = None, capacity: int
 
 
 def explain(source: Source) -> Explanation:
-    """Why a run needed the memory that it did, and what would help; of a snapshot without a history what can be said.
+    """Explain why a run needed its memory, and what would help. For a snapshot without a history, explain its end.
 
     Raises FormatError, OSError.
     """
@@ -48,9 +48,9 @@ def explain(source: Source) -> Explanation:
 
 
 def tune(source: Source, goal: str = "balanced", budget: float = 60.0, settings: Iterable[str] | None = None) -> Tuned:
-    """Try settings on a recorded run: "min-memory", "balanced" or "fit:20GiB" is the goal, `budget` in seconds.
+    """Try settings on a recorded run: the goal is "min-memory", "balanced" or "fit:20GiB"; `budget` is in seconds.
 
-    `settings` are those to try; without it, all that are worth it. Raises FormatError, RequestError, SettingsError,
+    `settings` are those to try; the default is all that are worth it. Raises FormatError, RequestError, SettingsError,
     OSError.
     """
     wanted = Goal.parse(goal)
@@ -60,9 +60,9 @@ def tune(source: Source, goal: str = "balanced", budget: float = 60.0, settings:
 def diff(
     a: Source, b: Source | None = None, *, a_settings: str | None = None, b_settings: str | None = None
 ) -> Comparison:
-    """What changed from one run to the other, by line of code; without `b`, from one settings of a run to others.
+    """Compare two runs by line of code; without `b`, two settings of one run.
 
-    Each is as recorded unless settings are given. Raises FormatError, SettingsError, OSError.
+    Each run is as recorded unless settings are given. Raises FormatError, SettingsError, OSError.
     """
     if b is None:
         recording = _recording(a)
@@ -71,7 +71,7 @@ def diff(
 
 
 def peak_of(source: Source, settings: str | None = None, device: int | None = None) -> AtPeak:
-    """The moment of the peak: as recorded, or under other settings; of a snapshot without a history, its end.
+    """Return the moment of the peak: as recorded, or under other settings; for a snapshot without a history, its end.
 
     Raises FormatError, SettingsError, OSError.
     """

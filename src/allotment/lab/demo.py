@@ -1,9 +1,9 @@
 """The training job that `allotment demo` runs: a small one, with every array in an allocator.
 
-A network of three layers learns a function, in batches of changing size. Two streams work at the same
-time, as on a GPU: one makes the next batch, the other computes forward, backward and update on the one
-before. Arrays are views of raw addresses, so nothing but the allocator's own rules keeps one stream from
-overwriting what the other still reads: a wrong rule shows up as a loss that does not fall.
+A network of three layers learns a function, in batches of changing size. Two streams work at the same time, as on a
+GPU: one makes the next batch, the other computes forward, backward and update on the previous one. Arrays are views of
+raw addresses, so only the allocator's own rules keep one stream from overwriting what the other still reads: a wrong
+rule shows as a loss that does not fall.
 """
 
 from __future__ import annotations

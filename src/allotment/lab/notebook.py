@@ -1,4 +1,4 @@
-"""Results that notebooks show as tables, and that become a DataFrame if pandas is installed."""
+"""Results that notebooks show as tables, and that convert to a DataFrame if pandas is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["NotebookResult", "NotebookTable"]
 
 MOST_ROWS = 20
-"""Rows that a notebook shows; a DataFrame has all of them."""
+"""Number of rows that a notebook shows; a DataFrame has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class NotebookResult:
     __slots__ = ()
 
     def tables(self) -> list[NotebookTable]:
-        """The tables to show."""
+        """Return the tables to show."""
         raise NotImplementedError
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """The first of the tables, all rows, sizes in bytes. Raises UnsupportedError without pandas."""
+        """Return the first table with all rows, sizes in bytes. Raises UnsupportedError without pandas."""
         try:
             import pandas
         except ImportError:

@@ -109,7 +109,7 @@ cdef class CPairs:
 
 cdef struct WalkRecord:
     WalkRecord* next
-    uint64_t filler[15]     # the size of one of the engine's blocks
+    uint64_t filler[15]     # gives a record the size of the engine's blocks
 
 
 cdef uint64_t seen = 0       # so that the compiler cannot remove the walk

@@ -50,7 +50,7 @@ def _rmm() -> Peer | None:
 
 
 def installed_peers() -> list[Peer]:
-    """The peers that can be measured here."""
+    """Return the peers that can be measured here."""
     found = []
     for make in (_torch, _cupy, _rmm):
         with suppress(Exception):  # not installed, no driver or no device: not a peer on this machine

@@ -58,7 +58,7 @@ def _figure(name: str, samples: list[float], unit: str, meaning: str, **goal: fl
 
 @contextmanager
 def _second_thread() -> Iterator[None]:
-    """A second thread, which only waits."""
+    """Run a second thread, which only waits."""
     done = threading.Event()
     thread = threading.Thread(target=done.wait, daemon=True)
     thread.start()
@@ -74,7 +74,7 @@ def _second_thread() -> Iterator[None]:
 
 
 def python_pair_ns(malloc: Callable[[int], int], free: Callable[[int], object], pairs: int) -> float:
-    """Nanoseconds per malloc and free, called from a Python loop."""
+    """Return the nanoseconds of a malloc and free, called from a Python loop."""
     start = time.perf_counter_ns()
     for _ in range(pairs):
         free(malloc(BLOCK))
@@ -82,7 +82,7 @@ def python_pair_ns(malloc: Callable[[int], int], free: Callable[[int], object], 
 
 
 def _in_turns(rounds: int, *measures: Callable[[], float]) -> list[list[float]]:
-    """Samples of each measure, taken in turns, so that a slow minute affects all of them."""
+    """Return samples of each measure, taken in turns, so that a slow minute affects all of them."""
     samples: list[list[float]] = [[] for _ in measures]
     for _ in range(rounds):
         for taken, measure in zip(samples, measures, strict=True):
@@ -95,7 +95,7 @@ def _ratios(over: list[float], under: list[float]) -> list[float]:
 
 
 def pair_figures(rounds: int, pairs: int, settings: str) -> list[Figure]:
-    """A pair from Python next to an empty pair, and through the C entry points."""
+    """Measure a pair from Python next to an empty pair, and through the C entry points."""
     allocator, empty = Allocator(CAPACITY, settings=settings), EmptyAllocator()
     from_c = CPairs(Allocator(CAPACITY, settings=settings))
     ours, nothing, c_pair = _in_turns(
@@ -120,7 +120,7 @@ def _pair_with_live(live: int, pairs: int, settings: str) -> Callable[[], float]
 
 
 def growth_figures(rounds: int, pairs: int, settings: str) -> list[Figure]:
-    """The cost with a million live blocks over the cost with a thousand."""
+    """Measure the cost with a million live blocks over the cost with a thousand."""
     few, many = _in_turns(
         rounds, _pair_with_live(FEW_LIVE, pairs, settings), _pair_with_live(MANY_LIVE, pairs, settings)
     )
@@ -147,7 +147,7 @@ def growth_figures(rounds: int, pairs: int, settings: str) -> list[Figure]:
 
 
 def scaling_figure(rounds: int, pairs: int, settings: str) -> Figure:
-    """Two threads on two devices against one on one."""
+    """Measure two threads on two devices against one thread on one device."""
     one, other = (CPairs(Allocator(name, settings=settings)) for name in (CAPACITY, CAPACITY + "#1"))
 
     def together() -> float:
@@ -190,7 +190,8 @@ def run(rounds: int = 7, pairs: int = 200_000, settings: str = SETTINGS) -> list
 
 
 def replay_figure(rounds: int) -> Figure:
-    """Trace entries of the sample snapshot replayed a second, on one core, comparison off, loading not counted."""
+    """Measure the trace entries of the sample snapshot replayed per second on one core, without comparison or
+    loading."""
     from allotment.lab.replay.run import sample_entries_per_second
 
     return _figure(
@@ -204,7 +205,7 @@ def replay_figure(rounds: int) -> Figure:
 
 
 def peer_figures(rounds: int, pairs: int) -> list[Figure]:
-    """The same pair through every peer that is installed and has a device."""
+    """Measure the same pair with every peer that is installed and has a device."""
     from allotment.lab.bench.peers import installed_peers
 
     figures = []

@@ -214,7 +214,7 @@ def _entry(place: str, entry: dict[str, Any]) -> Entry:
 
 
 def entry_of(entry: Mapping[str, Any]) -> Entry:
-    """An entry of a history in the form of a snapshot."""
+    """Return the entry for one of a snapshot's history."""
     return Entry(
         entry["action"],
         entry["device_free" if entry["action"] == "oom" else "addr"],

@@ -183,7 +183,7 @@ def empty_cache(world: World, op: Op) -> None:
     world.allocator.empty_cache()
 
 
-# Work on the device.
+# --- work on the device ---
 
 
 @operation()
@@ -193,7 +193,7 @@ def sync(world: World, op: Op) -> None:
 
 @operation(stream=STREAM)
 def sleep(world: World, op: Op) -> None:
-    """Nothing to do: a busy stream shows in when its events finish, and the recording has that."""
+    """Do nothing: a busy stream shows in the times at which its events finish, which the recording has."""
 
 
 @operation(stream=STREAM)
@@ -258,7 +258,7 @@ def pool_begin(world: World, op: Op) -> None:
 
 
 def count_failed_use(world: World, pool: int) -> None:
-    """The original counts a use of a pool before it refuses to route to it twice, and does not take it back."""
+    """The original counts a use of a pool before it refuses to route to it twice, and does not remove that use."""
     world.allocator.pools.create_or_incref(known(world.pools, "pool", pool))
 
 
@@ -286,11 +286,11 @@ def use_count(world: World, op: Op) -> None:
 
 @operation(n=NUMBER)
 def own_fail(world: World, op: Op) -> None:
-    """A refusal is address 0 in the calls of the custom allocator."""
+    """In the calls of the custom allocator, address 0 is a refusal."""
 
 
 class OwnAllocator:
-    """The custom allocator of private pools; the recording has what it returns."""
+    """The custom allocator of private pools; the recording has its results."""
 
     def __init__(self, script: GoldenScript) -> None:
         self._script = script
@@ -339,7 +339,7 @@ def generator_blocks(world: World, stream: int) -> list[int]:
 
 @operation(graph=NUMBER, mempool_id=optional(POOL_ID))
 def capture_end(world: World, op: Op) -> None:
-    """If the device fails to end it, the oldest rules end nothing: the routing stays, but accepts no stream."""
+    """If the device fails to end the capture, the oldest rules end nothing: routing stays, but accepts no stream."""
     graph = world.graph(op)
     attempt(op, lambda: world.device.end_capture(graph.stream), DeviceError)
     if "error" not in op:
@@ -517,7 +517,7 @@ def full_snapshot(world: World, op: Op) -> None:
 
 
 def seen_frames(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records, with whether a context was recorded in the place of the context."""
+    """Return the records, with whether a context was recorded in place of the context."""
     return [{**record, "frames": bool(record.get("frames"))} for record in records]
 
 

@@ -73,7 +73,7 @@ class _NotYet(Exception):
 
 
 class _Run:
-    """One replay under way."""
+    """One replay in progress."""
 
     def __init__(self, recording: Recording, check_invariants: bool) -> None:
         self.op: int | None = None
@@ -172,7 +172,7 @@ class _Run:
 
 
 def _compare_own_calls(expected: list[list[Any]], got: list[list[Any]]) -> None:
-    """Compare in order, except for frees: those of different pools come in any order."""
+    """Compare in order, except for frees: frees of different pools come in any order."""
 
     def by_kind(calls: list[list[Any]]) -> list[list[Any]]:
         return [call for call in calls if call[0] == "alloc"] + sorted(call for call in calls if call[0] == "free")

@@ -1,8 +1,8 @@
-"""Answers from a recording what a device decides and an allocator cannot.
+"""Answers from a recording whatever a device decides and an allocator cannot.
 
-Addresses, refusals, finished events and free memory follow from the entries that the recorded trace holds next. If the
-recording has no answer (because the allocator asked for something else, or the file is wrong), the script makes one up:
-an address that clashes with nothing, so that the allocator stays consistent and the comparison shows the difference.
+The next entries of the recorded trace give addresses, refusals, finished events and free memory. If the recording has
+no answer (because the allocator made another request, or the file is wrong), the script invents one: an address that
+clashes with nothing, so that the allocator stays consistent and the comparison shows the difference.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PAGE = 2 << 20
 LARGEST_SMALL = 1 << 20
 
 REFUSALS = frozenset(["oom", "free_completed", "segment_free", "segment_unmap"])
-"""Entries that follow when a device had no memory: the allocator made room, or gave up."""
+"""Entries that follow when a device had no memory: the allocator released memory, or gave up."""
 
 
 class EventQueues(Protocol):
     def pending_events(self) -> list[tuple[int, int, int]]:
-        """(stream, event, block address) of every event waited for, in queue order."""
+        """Return (stream, event, block address) of every event waited for, in queue order."""
 
 
 class GoldenScript:
@@ -57,7 +57,7 @@ class GoldenScript:
         self._synchronized = {event for _, event, _ in self._pending()}
 
     def hear_entry(self, entry: dict[str, Any]) -> None:
-        """The allocator's trace tracker that gets entries as a snapshot shows them."""
+        """The allocator's trace tracker that gets entries in the form of a snapshot."""
         self.tape.observe(entry_of(entry), self._pool)
 
     def observe(self, action: str, address: int, size: int, stream: int, pool: PoolId) -> None:
@@ -108,7 +108,7 @@ class GoldenScript:
         return upcoming is None or upcoming.action not in REFUSALS
 
     def event_finished(self, event: int) -> bool:
-        """Whether an event has finished: a `sync` came after it, or its block, or a later one, completes in this op."""
+        """Whether an event has finished: a `sync` followed it, or its block, or a later one, completes in this op."""
         if event in self._synchronized:
             return True
         completing = self.tape.completing_now()
@@ -131,7 +131,7 @@ class GoldenScript:
     # The custom allocator of private pools that have one.
 
     def own_allocate(self, size: int, stream: int) -> int:
-        """0 is no memory."""
+        """Return the recorded address; 0 means no memory."""
         recorded = self._op.get("own", [])
         turn = len(self.own_calls)
         if size > self._total_memory:
@@ -158,7 +158,7 @@ class GoldenScript:
                 return
 
     def _sound(self, address: int, size: int, alignment: int) -> int:
-        """The recorded address, unless it would clash with memory that exists."""
+        """Return the recorded address, unless it would clash with existing memory."""
         end = address + size
         clashes = (
             address % alignment
@@ -179,13 +179,13 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def _free_memory_told(text: str) -> int:
-    """A number of bytes that reads like the one in the text of an out-of-memory error."""
+    """Return a number of bytes that reads like the one in the text of an out-of-memory error."""
     told = _FREE_MEMORY.search(text)
     return round(float(told[1]) * _UNITS[told[2]]) if told else 0
 
 
 class _Range:
-    """Reserved addresses, and how much of them is mapped at present."""
+    """Reserved addresses, and how much of them is currently mapped."""
 
     def __init__(self, base: int, size: int) -> None:
         self.base = base

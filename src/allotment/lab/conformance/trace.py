@@ -4,9 +4,9 @@
                           ^ start of the op under way
     observed                e  f            `upcoming` is g
 
-An op's entries are compared when it ends. Two kinds of unbroken runs have no defined order:
-completions of frees, and releases of different pools. Such a run must hold the same entries, and those
-of one address or one pool in the same order.
+An op's entries are compared when it ends. Two kinds of runs have no defined order: adjacent completions of frees, and
+adjacent releases of different pools. Such a run must have the same entries, and those of one address or one pool in the
+same order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tape:
         self._observed: list[Entry] = []
         self._pools: list[PoolId] = []
         self.reordered_completions: set[int] = set()
-        """Addresses of blocks that completed in another order than recorded, inside one run."""
+        """Addresses of blocks that completed in a different order than recorded, inside one run."""
 
     @property
     def position(self) -> int:
@@ -53,14 +53,14 @@ class Tape:
         return self._recorded[position] if position < len(self._recorded) else None
 
     def find(self, accepts: Callable[[Entry], bool]) -> Entry | None:
-        """The first entry not yet consumed that is accepted."""
+        """Return the first entry not yet consumed that is accepted."""
         for index in range(self.position, len(self._recorded)):
             if accepts(self._recorded[index]):
                 return self._recorded[index]
         return None
 
     def completing_now(self) -> set[int]:
-        """Addresses in the unbroken run of completions at the start of the op."""
+        """Return the addresses in the run of completions at the start of the op."""
         addresses = set()
         for index in range(self._start, len(self._recorded)):
             entry = self._recorded[index]
@@ -74,7 +74,7 @@ class Tape:
         self._pools.append(pool)
 
     def end_op(self, any_order: bool = False) -> bool:
-        """Compare what was observed since the last op, and move on.
+        """Compare what was observed since the last op, and advance.
 
         With `any_order` only the entries of one address keep their order. Returns whether the order was
         the recorded one throughout. Raises TraceMismatch.
@@ -118,7 +118,7 @@ class Tape:
     def _compare_run(
         expected: Sequence[Entry], observed: Sequence[Entry], start: int, owners: Sequence[Hashable]
     ) -> None:
-        """Same entries, and those of one owner in the same order; `owners` are those of `observed`."""
+        """Require the same entries, and those of one owner in the same order; `owners` are those of `observed`."""
         unmatched = Counter(expected)
         for offset, entry in enumerate(observed):
             if not unmatched[entry]:

@@ -33,7 +33,7 @@ class Graph:
 
 @dataclass(slots=True)
 class World:
-    """An allocator on a scripted device, and what the names in the ops stand for."""
+    """An allocator on a scripted device, and the objects that the names in the ops refer to."""
 
     allocator: Allocator
     device: SimulatedDevice
@@ -41,7 +41,7 @@ class World:
     streams: list[int]
     rules: Rules
     blocks: dict[int, int] = field(default_factory=dict)
-    """Addresses by the id of their alloc. Ids stay known after their free: a restore can revive them."""
+    """Addresses by the id of their alloc. Ids stay known after their free, because a restore can revive them."""
     live: set[int] = field(default_factory=set)
     pools: dict[int, PoolId] = field(default_factory=dict)
     lending_pools: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class World:
         return self.streams[op["stream"]]
 
     def current_stream(self, op: Op) -> AbstractContextManager[object]:
-        """Inside, the caller's current stream is the one that the op names, if it names one."""
+        """Make the op's stream, if it names one, the caller's current stream inside the block."""
         if "current" not in op:
             return nullcontext()
         return Stream.external(self.device, self.streams[op["current"]])

@@ -1,8 +1,8 @@
-"""What to change, in order: the program first, then settings, then the device.
+"""What to change, in this order: the program, settings, the device.
 
-Each finding about the program names the lines of code, and says what the peak would be without it where that can be
-computed. Findings that would gain less than 1 % of what is reserved are left out. For memory that grows with every step
-no settings are offered: it runs out under any of them.
+Each finding about the program names the lines of code, and says what the peak would be without it if that can be
+computed. Findings that would gain less than 1 % of reserved memory are omitted. For memory that grows with every step
+no settings are suggested: it runs out under any of them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from allotment.lab.tune.search import WORTH_SAYING, Candidate
 __all__ = ["Advice", "advice_of"]
 
 MOST_OF_PROGRAM = 4
-"""Findings about the program that are told."""
+"""Number of findings about the program that are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Something to change."""
+    """One thing to change."""
 
     kind: Literal["program", "settings", "device"]
     text: str
     gain_bytes: int
-    """What it saves at the most, as far as can be told; of a device, minus what it lacks."""
+    """The most bytes that it saves, as far as known; for a device, minus what it lacks."""
 
 
 def advice_of(
@@ -42,7 +42,10 @@ def advice_of(
     suggestions: Sequence[Candidate],
     tried: Sequence[Candidate],
 ) -> list[Advice]:
-    """All advice. `suggestions` are the settings worth following, `tried` is what all settings need without a limit."""
+    """Return all advice.
+
+    `suggestions` are the settings worth following; `tried` is what all settings need without a limit.
+    """
     least = WORTH_SAYING * scene.peak_reserved_bytes
     found = [Advice("program", _growth_shown(growth, scene), growth.total_bytes)] if growth is not None else []
     program = sorted(causes_of(scene), key=lambda cause: (cause.rank, -cause.gain_bytes))
@@ -70,12 +73,12 @@ def _settings_shown(candidate: Candidate, recorded: Candidate) -> str:
         text += f", {candidate.waits - recorded.waits:,} more waits of one stream for another"
     low, high = candidate.paced_bytes or (0, 0)
     if low < high:
-        text += f"; {exact_size(low)} to {exact_size(high)} if other streams are done earlier or later"
+        text += f"; {exact_size(low)} to {exact_size(high)} if other streams finish earlier or later"
     return text
 
 
 def _growth_shown(growth: Growth, scene: Scene) -> str:
-    """The sentence about a leak, and what may hold the memory."""
+    """Return the sentence about a leak, and what may hold the memory."""
     text = f"Memory grows by {exact_size(growth.bytes_per_step)} a step"
     if growth.where != UNKNOWN:
         text += f" at {growth.where}"
@@ -106,7 +109,7 @@ def _growth_shown(growth: Growth, scene: Scene) -> str:
 
 
 def _device(failure: Failure, tried: Sequence[Candidate]) -> Advice:
-    """The smallest device that would do for what was recorded."""
+    """Return the smallest device that would suffice for the recorded requests."""
     best = min(tried, key=lambda each: each.peak_reserved_bytes)
     text = (
         f"None of the settings that were tried fits on {exact_size(failure.capacity)}. What was recorded needs"

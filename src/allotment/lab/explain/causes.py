@@ -1,7 +1,7 @@
-"""Why a program needs the memory that it does: findings about the program itself, each with what it costs.
+"""Why a program needs its memory: findings about the program itself, each with its cost.
 
-A finding looks at the moment at which most is in use, or at the request that failed, and computes what the peak would
-be without what it found.
+A finding examines the moment at which most is in use, or the request that failed, and computes what the peak would be
+without the found memory.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from allotment.lab.replay.moment import Moment
 __all__ = ["Cause", "Scene", "causes_of"]
 
 SHORT = 0.1
-"""The part of a step that a temporary lasts at the most."""
+"""The longest duration of a temporary, as a fraction of a step."""
 SHORT_CALLS = 64
-"""The same in calls, where there are no steps."""
+"""The same in calls, if there are no steps."""
 LARGE = 0.1
-"""The part of the peak from which on pieces and pools are a finding."""
+"""The fraction of the peak from which on pieces and pools are a finding."""
 OUTLIER = 1.3
-"""How many times as much as any other step a step has to use to stand out."""
+"""The factor by which a step must use more than any other step to stand out."""
 PASSING = (KindOfMemory.ACTIVATIONS, KindOfMemory.TEMPORARIES, KindOfMemory.UNKNOWN)
-"""Kinds that a step makes for itself."""
+"""Kinds of memory that a step makes for itself."""
 MOST_LINES = 3
 LEAST_SIZES = 8
-"""Different sizes at one line that count as sizes that vary."""
+"""Number of different sizes at one line that count as varying sizes."""
 WORTH_COMPARING = 1 << 20
 LOST = 0.05
-"""The part of a device that is lost to rounding and pieces, where nothing better is known."""
+"""The fraction of a device that is lost to rounding and pieces, if nothing better is known."""
 USUAL_WORKSPACES = 2
 """Any training has one for its own thread and one for the thread of the backward pass."""
 
@@ -58,13 +58,13 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
-    """What findings look at."""
+    """The facts that findings examine."""
 
     study: Study
     moment: int
-    """At which most is in use; of a run that failed, the one at which it did."""
+    """The moment at which most is in use; for a run that failed, the moment of the failure."""
     peak: Moment
-    """Memory at the peak of what is reserved."""
+    """Memory at the peak of reserved memory."""
     peak_moment: int
     peak_reserved_bytes: int
     waste: Waste
@@ -72,7 +72,7 @@ class Scene:
 
 
 def causes_of(scene: Scene) -> Iterator[Cause]:
-    """All findings, in no order."""
+    """Yield all findings, in no order."""
     yield from _large_batch(scene)
     yield from _kept_from_previous_step(scene)
     yield from _temporaries(scene)
@@ -85,12 +85,12 @@ def causes_of(scene: Scene) -> Iterator[Cause]:
 
 
 def _peak_without(study: Study, lives: NDArray[np.bool_]) -> int:
-    """The most in use at once if these blocks had not been there."""
+    """Return the peak of memory in use if these blocks had not existed."""
     return int(study.blocks.in_use(~lives).max(initial=0))
 
 
 def _lines(study: Study, lives: NDArray[np.int64], lead: str) -> str:
-    """The lines of some blocks after a word, those with most bytes first; nothing where none is known."""
+    """Return the lines of some blocks after a word, most bytes first; nothing if no line is known."""
     counted: Counter[str] = Counter()
     for line, size in zip(study.lines_of(lives), study.blocks.size[lives].tolist(), strict=True):
         counted[line] += size
@@ -105,7 +105,7 @@ def _lines(study: Study, lives: NDArray[np.int64], lead: str) -> str:
 
 
 def _largest_line(study: Study, lives: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]] | None:
-    """The number of the line with most bytes among some blocks, and its blocks among them."""
+    """Return the number of the line with most bytes among some blocks, and its blocks among them."""
     if len(lives) == 0:
         return None
     lines = study.origins.of_life[lives]
@@ -118,7 +118,7 @@ def _largest_line(study: Study, lives: NDArray[np.int64]) -> tuple[int, NDArray[
 
 
 def _large_batch(scene: Scene) -> Iterator[Cause]:
-    """A step that uses far more than any other, because its tensors are larger."""
+    """Find a step that uses far more than any other, because its tensors are larger."""
     study, steps = scene.study, scene.study.steps
     if steps is None or len(steps.edges) < 4:
         return
@@ -142,8 +142,8 @@ def _large_batch(scene: Scene) -> Iterator[Cause]:
         return
     usual = int(np.median(others))
     text = (
-        f"The batch of step {step + 1:,} is {ratio:.1f} times as large as those of other steps, by the sizes asked"
-        f" for{_lines(study, lives, ' at ')}: {exact_size(int(peaks[step]))} are in use where other steps use"
+        f"The batch of step {step + 1:,} is {ratio:.1f} times as large as those of other steps, by the sizes"
+        f" requested{_lines(study, lives, ' at ')}: {exact_size(int(peaks[step]))} are in use where other steps use"
         f" {exact_size(usual)}."
     )
     fits = _batch_that_fits(scene, ratio, base, usual)
@@ -153,10 +153,10 @@ def _large_batch(scene: Scene) -> Iterator[Cause]:
 
 
 def _batch_that_fits(scene: Scene, ratio: float, base: int, usual: int) -> float | None:
-    """How many times the usual batch would have fitted, if memory grows in proportion to it; None if not known.
+    """Return how many times the usual batch would have fitted, if memory grows in proportion to it; None if unknown.
 
-    The usual step tells what a batch needs from its beginning to its end, the failed one what the large batch needed as
-    far as it came. The smaller result counts, and what failed does not fit.
+    The usual step shows what a batch needs from its beginning to its end; the failed step shows what the large batch
+    needed up to the failure. The smaller result counts, and the failed batch does not fit.
     """
     if scene.failure is None or usual <= base:
         return None
@@ -168,7 +168,7 @@ def _batch_that_fits(scene: Scene, ratio: float, base: int, usual: int) -> float
 
 
 def _size_ratio(study: Study, steps: Steps, step: int) -> float | None:
-    """How many times as large the blocks of a step are as those of the same stacks in other steps."""
+    """Return how many times as large the blocks of a step are as those of the same stacks in other steps."""
     blocks = study.blocks
     of_step = np.searchsorted(steps.edges, blocks.begin, "left") - 1
     large = np.flatnonzero((blocks.begin >= 1) & (blocks.size >= WORTH_COMPARING) & (blocks.stack >= 0))
@@ -194,10 +194,10 @@ def _means(keys: NDArray[np.int32], values: NDArray[np.int64], count: int) -> ND
 
 
 def _kept_from_previous_step(scene: Scene) -> Iterator[Cause]:
-    """Blocks of a step that are still there while the next one makes the same again.
+    """Find blocks of a step that still exist while the next step makes the same again.
 
-    Where in the loop a step is said to begin does not matter: a block is old if its stack has asked for as many blocks
-    since as it does in a step.
+    The position in the loop at which a step begins does not matter: a block is old if its stack has since made as many
+    requests as it makes in a step.
     """
     study, steps = scene.study, scene.study.steps
     if steps is None:
@@ -205,7 +205,7 @@ def _kept_from_previous_step(scene: Scene) -> Iterator[Cause]:
     blocks, most = study.blocks, int(study.in_use.max(initial=0))
     again = _same_of_next_step(study, steps)
     two_steps = 2 * np.median(np.diff(steps.edges))
-    # What lives longer than that is a leak, or meant to stay.
+    # Memory that lives longer than that is a leak, or meant to stay.
     passing = np.isin(study.kinds.of_life, PASSING) & (blocks.freed - blocks.begin <= two_steps)
     lives = blocks.at(scene.moment)
     found = _largest_line(study, lives[passing[lives] & (again[lives] <= scene.moment)])
@@ -216,21 +216,21 @@ def _kept_from_previous_step(scene: Scene) -> Iterator[Cause]:
     is_leak = np.median((blocks.freed - blocks.begin)[of_line & (again <= blocks.last)]) > two_steps
     if is_leak or study.origins.lines[line] == UNKNOWN:
         return
-    # What the peak would be if the line's blocks went when the next step makes them again.
+    # The peak if the line's blocks were freed when the next step makes them again.
     early = np.where(of_line & passing, np.minimum(blocks.freed, again), blocks.freed)
     change = np.bincount(blocks.begin, blocks.size, blocks.last + 2) - np.bincount(early, blocks.size, blocks.last + 2)
     rest = round(float(np.cumsum(change)[: blocks.last + 1].max(initial=0)))
     yield Cause(
         f"At the peak {exact_size(int(blocks.size[kept].sum()))} of the previous step are still in use, beside the"
         f" same of the current step: allocated at {study.origins.lines[line]}, and kept by a variable, a closure or an"
-        " object that is replaced too late. Delete it before the next step begins: the most in use would be"
+        " object that is replaced too late. Delete it before the next step begins: the peak in use would be"
         f" {exact_size(rest)}.",
         most - rest,
     )
 
 
 def _same_of_next_step(study: Study, steps: Steps) -> NDArray[np.int64]:
-    """By block: the moment at which the next step allocates the same; after the last moment if none does."""
+    """Return by block the moment at which the next step allocates the same; after the last moment if none does."""
     blocks = study.blocks
     found = np.full(len(blocks), blocks.last + 1, dtype=np.int64)
     told = np.flatnonzero((blocks.stack >= 0) & (blocks.begin >= 1) & (blocks.begin <= blocks.last))
@@ -249,7 +249,7 @@ def _same_of_next_step(study: Study, steps: Steps) -> NDArray[np.int64]:
 
 
 def _temporaries(scene: Scene) -> Iterator[Cause]:
-    """Memory that is needed for a short time and makes the peak."""
+    """Find memory that is needed for a short time and makes the peak."""
     study, steps = scene.study, scene.study.steps
     blocks = study.blocks
     moment = int(np.argmax(study.in_use))
@@ -267,7 +267,7 @@ def _temporaries(scene: Scene) -> Iterator[Cause]:
     where = study.origins.lines[line]
     yield Cause(
         f"{'The program' if where == UNKNOWN else where} needs {exact_size(int(blocks.size[there].sum()))} for a short"
-        f" time, just when most is in use. Without it the most in use would be {exact_size(rest)}: compute it in parts,"
+        f" time, just at the peak. Without it the peak in use would be {exact_size(rest)}: compute it in parts,"
         " in place or in a smaller type.",
         gain,
     )
@@ -277,18 +277,18 @@ def _temporaries(scene: Scene) -> Iterator[Cause]:
 
 
 def _pieces(scene: Scene) -> Iterator[Cause]:
-    """Free memory that does not serve, and the line whose sizes change most."""
+    """Find free memory that serves nothing, and the line whose sizes vary most."""
     pieces, whole = scene.waste.pieces, scene.waste.unreleased
     if pieces + whole < LARGE * scene.peak_reserved_bytes:
         return
     where = [f"{exact_size(pieces)} in pieces beside blocks in use"] if pieces else []
     where += [f"{exact_size(whole)} in whole segments"] if whole else []
-    text = f"{exact_size(pieces + whole)} of what is reserved are free and do not serve: {' and '.join(where)}"
+    text = f"{exact_size(pieces + whole)} of reserved memory are free and serve nothing: {' and '.join(where)}"
     yield Cause(text + (_changing_sizes(scene) or f"{_pinned_by(scene)}."), pieces + whole)
 
 
 def _changing_sizes(scene: Scene) -> str:
-    """The line that asks for most memory in many different sizes."""
+    """Describe the line that requests most memory in many different sizes."""
     study = scene.study
     blocks, line_of = study.blocks, study.origins.of_life
     is_workspace = study.kinds.of_life == KindOfMemory.WORKSPACES
@@ -303,14 +303,14 @@ def _changing_sizes(scene: Scene) -> str:
     of_line = pairs[1][pairs[0] == line]
     asker = "the program" if study.origins.lines[line] == UNKNOWN else study.origins.lines[line]
     return (
-        f", because sizes change: {asker} asked for {len(of_line):,} different sizes, from"
+        f", because sizes vary: {asker} requested {len(of_line):,} different sizes, from"
         f" {exact_size(int(of_line.min()))} to {exact_size(int(of_line.max()))}. Round lengths up to a few sizes, begin"
         " with the largest, or use other settings."
     )
 
 
 def _pinned_by(scene: Scene) -> str:
-    """The line whose blocks keep most of the pieces."""
+    """Describe the line whose blocks keep most of the pieces."""
     study, moment = scene.study, scene.peak
     lives, places = moment.live
     kept = moment.pinned[places]
@@ -324,12 +324,12 @@ def _pinned_by(scene: Scene) -> str:
 
 
 def _other_streams(scene: Scene) -> Iterator[Cause]:
-    """Free memory that only other streams may use."""
+    """Find free memory that only other streams may use."""
     size = scene.waste.other_streams
     if size < LARGE * scene.peak_reserved_bytes:
         return
     yield Cause(
-        f"{exact_size(size)} of what is reserved are free for other streams than the one that asked at the peak:"
+        f"{exact_size(size)} of reserved memory are free for streams other than the one that requested the peak:"
         " PyTorch gives a block only to the stream that it was first allocated for. Allocate on one stream, or use"
         " placement:dense, whose free memory serves all streams.",
         size,
@@ -337,7 +337,7 @@ def _other_streams(scene: Scene) -> Iterator[Cause]:
 
 
 def _waiting(scene: Scene) -> Iterator[Cause]:
-    """Freed memory that waits for other streams."""
+    """Find freed memory that waits for other streams."""
     study = scene.study
     blocks = study.blocks
     # Frees in private pools wait for the end of a capture, not for a stream.
@@ -356,16 +356,16 @@ def _waiting(scene: Scene) -> Iterator[Cause]:
     waiting = waiting[blocks.pool[waiting] == 0]
     streams = np.unique(blocks.stream[waiting]).tolist()
     yield Cause(
-        f"Up to {exact_size(most)} were freed and could not be used again, because another stream still worked with"
+        f"Up to {exact_size(most)} were freed and could not be reused, because another stream still used"
         f" them (record_stream): allocated{_lines(study, waiting, ' at ')} on stream"
-        f" {' and '.join(str(stream) for stream in streams[:MOST_LINES])}. Let that stream wait for the other one"
-        " earlier, or keep fewer batches on the way.",
+        f" {' and '.join(str(stream) for stream in streams[:MOST_LINES])}. Make that stream wait for the other one"
+        " earlier, or prefetch fewer batches.",
         most,
     )
 
 
 def _pools(scene: Scene) -> Iterator[Cause]:
-    """Private pools, of graphs, that each hold memory of their own."""
+    """Find private pools, of graphs, that each hold their own memory."""
     blocks = scene.peak.blocks
     private = (blocks["pool_first"] > 0) | (blocks["pool_second"] > 0)
     held: Counter[tuple[int, int]] = Counter()
@@ -385,7 +385,7 @@ def _pools(scene: Scene) -> Iterator[Cause]:
 
 
 def _workspaces(scene: Scene) -> Iterator[Cause]:
-    """Workspaces of libraries, one for each thread and stream."""
+    """Find workspaces of libraries, one for each thread and stream."""
     study = scene.study
     lives = study.blocks.at(scene.moment)
     lives = lives[study.kinds.of_life[lives] == KindOfMemory.WORKSPACES]
@@ -404,17 +404,17 @@ def _workspaces(scene: Scene) -> Iterator[Cause]:
 
 
 def models_there_twice_as_causes(scene: Scene) -> Iterator[Cause]:
-    """Parameters that are there twice, or of two models."""
+    """Find parameters that exist twice, or of two models."""
     for each in models_there_twice(scene.study, scene.moment):
         if each.are_equal:
             text = (
-                f"The same model is there twice: {exact_size(each.first_bytes)} from {each.first} and"
+                f"The same model exists twice: {exact_size(each.first_bytes)} from {each.first} and"
                 f" {exact_size(each.second_bytes)} in blocks of the same sizes from {each.second}. If one is a copy"
                 " that is used rarely, keep it in host memory."
             )
         else:
             text = (
-                f"Two models are there at once: {exact_size(each.first_bytes)} from {each.first} and"
+                f"Two models exist at once: {exact_size(each.first_bytes)} from {each.first} and"
                 f" {exact_size(each.second_bytes)} from {each.second}. If they are not used at the same time, keep one"
                 " in host memory."
             )

@@ -1,4 +1,4 @@
-"""Two recorded runs, or two settings of one, side by side: by line of code, not by address."""
+"""Compares two recorded runs, or two settings of one, by line of code and not by address."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*([0-9.]+)\s*")
 
 @dataclass(frozen=True, slots=True)
 class LineChange:
-    """What a line of code held in both runs when most was in use, and what its blocks pinned when most was reserved."""
+    """What a line of code held in both runs at the peak in use, and what its blocks pinned at the peak reserved."""
 
     where: str
     a_bytes: int
     b_bytes: int
     a_pinned_bytes: int
-    """Free memory next to the line's blocks that they keep from going back to the device."""
+    """Free memory next to the line's blocks that these keep from being released."""
     b_pinned_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class KindChange:
-    """What is of a kind in both runs when most is in use."""
+    """Memory of one kind in both runs at the peak in use."""
 
     kind: str
     a_bytes: int
@@ -42,22 +42,22 @@ class Comparison(NotebookResult):
     """B against A."""
 
     lines: list[LineChange]
-    """Those that differ most first."""
+    """The lines that differ, largest difference first."""
     kinds: list[KindChange]
-    """By kind of memory, see `kinds`; those that differ most first."""
+    """By kind of memory, see `kinds`; largest difference first."""
     ratios: dict[str, float | None]
-    """B over A; None where A has nothing."""
+    """B over A; None if A has nothing."""
     waste: dict[str, tuple[int, int]]
-    """By cause: bytes that were reserved and not in use, of A and of B."""
+    """By cause: bytes of A and of B that were reserved and not in use."""
 
     @property
     def fragmentation(self) -> list[LineChange]:
-        """The lines whose blocks pin more or less free memory, those that changed most first."""
+        """Return the lines whose blocks pin more or less free memory, largest change first."""
         changed = [line for line in self.lines if line.a_pinned_bytes != line.b_pinned_bytes]
         return sorted(changed, key=lambda line: -abs(line.b_pinned_bytes - line.a_pinned_bytes))
 
     def tables(self) -> list[NotebookTable]:
-        """The lines, what they pin, the causes of waste, and the ratios."""
+        """Return the lines, what they pin, the causes of waste, and the ratios."""
         lines = [(each.where, each.a_bytes, each.b_bytes, each.b_bytes - each.a_bytes) for each in self.lines]
         pinned = [
             (each.where, each.a_pinned_bytes, each.b_pinned_bytes, each.b_pinned_bytes - each.a_pinned_bytes)
@@ -76,7 +76,7 @@ class Comparison(NotebookResult):
 
 
 def compare(a: AtPeak, b: AtPeak) -> Comparison:
-    """What changed from A to B at their peaks."""
+    """Compare A and B at their peaks."""
     held, pinned = [
         [{holder.where: getattr(holder, name) for holder in each.holders} for each in peaks]
         for name, peaks in (("bytes", (a.live_peak, b.live_peak)), ("pinned_bytes", (a.peak, b.peak)))
@@ -114,7 +114,7 @@ def _ratio(over: int, under: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something about the ratios that is not to be, such as "peak_reserved > 1.05"."""
+    """A condition on the ratios that must not hold, such as "peak_reserved > 1.05"."""
 
     ratio: str
     relation: str
@@ -122,7 +122,7 @@ class Condition:
 
     @staticmethod
     def parse(text: str, known: tuple[str, ...] = ("peak_reserved", "peak_live", "waste")) -> Condition:
-        """Raises RequestError for what is not a ratio, a relation and a number."""
+        """Parse a ratio, a relation and a number. Raises RequestError for any other text."""
         found = _CONDITION.fullmatch(text)
         try:
             if found is not None and found[1] in known:
@@ -135,7 +135,7 @@ class Condition:
         )
 
     def holds(self, comparison: Comparison) -> bool:
-        """Whether it is so. Of a ratio that is not there nothing is."""
+        """Whether the condition holds. It never holds for a missing ratio."""
         value = comparison.ratios[self.ratio]
         if value is None:
             return False

@@ -1,4 +1,4 @@
-"""A request that ended out of memory: what was free at that moment, and why it did not serve."""
+"""A request that ran out of memory: what was free at that moment, and why it did not serve the request."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from allotment.lab.replay.run import Recording
 __all__ = ["Failure", "FreeMemory", "first_failure"]
 
 NAMED = 3
-"""Lines named for one reason."""
+"""Number of lines named for one reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Memory that was free and did not serve."""
+    """Memory that was free and did not serve the request."""
 
     bytes: int
     reason: str
@@ -37,7 +37,7 @@ class Failure:
     """A request that was recorded as out of memory."""
 
     entry: int
-    """In the file's history."""
+    """Index in the file's history."""
     call: int
     size: int
     stream: int
@@ -45,18 +45,18 @@ class Failure:
     frames: list[dict[str, Any]]
     free: list[FreeMemory]
     count: int
-    """How many were, this one with those after it."""
+    """Number of failed requests: this one and those after it."""
     ends_recording: bool
     """Whether no request was served after the last of them: what the program would have done next is unknown."""
     capacity: int
-    """What the allocator could surely have had: what it held, and what the device had left.
+    """The memory that the allocator certainly could have had: what it held, and what the device had left.
 
-    Where that was enough and the request was refused all the same, a limit was in force: then the most it ever held.
+    If that was enough and the request was refused nevertheless, a limit was in force: then it is the most ever held.
     """
 
 
 def first_failure(recording: Recording) -> Failure | None:
-    """The first request that was recorded as out of memory; None if there is none."""
+    """Return the first request that was recorded as out of memory; None if there is none."""
     calls = recording.calls
     refused = np.flatnonzero((calls["kind"] == Kind.MALLOC) & (calls["block"] < 0))
     if len(refused) == 0:
@@ -67,7 +67,7 @@ def first_failure(recording: Recording) -> Failure | None:
     moment = moment_of(recording, call + 1)
     size, stream = int(calls["size"][call]), int(calls["stream"][call])
     pool = recording.pool_id(int(calls["pool"][call]))
-    # An entry about being out of memory has this in the place of an address, and the gate has not looked at it.
+    # Such an entry has this figure in place of an address, and the gate has not checked it.
     left = min(int(trace.address[entry]), MOST_BYTES)
     is_limited = left >= size
     had = int(recording.curve()[: call + 1, 1].max(initial=moment.reserved)) if is_limited else moment.reserved + left
@@ -89,13 +89,13 @@ def first_failure(recording: Recording) -> Failure | None:
 
 
 def _free_on_the_device(left: int, size: int, least: int, most: int) -> list[FreeMemory]:
-    """What the device had left; if that was enough, the limit that stood in the way is between two sizes."""
+    """Return what the device had left; if that was enough, say between which sizes the limit was that prevented it."""
     if left == 0:
         return []
     if left < size:
-        return [FreeMemory(left, "free on the device: less than was asked for")]
+        return [FreeMemory(left, "free on the device: less than requested")]
     limit = f"a limit of {exact_size(least)} to {exact_size(most)} in all, or the driver could not use it"
-    return [FreeMemory(left, f"free on the device: enough, so what stood in the way was {limit}")]
+    return [FreeMemory(left, f"free on the device: enough, so it was prevented by {limit}")]
 
 
 def _free_here(recording: Recording, moment: Moment, size: int, stream: int, pool: tuple[int, int]) -> list[FreeMemory]:
@@ -111,7 +111,7 @@ def _free_here(recording: Recording, moment: Moment, size: int, stream: int, poo
         if len(fitting) and size > 1 << 20:
             reason += ", some large enough but not to be split (max_split_size)"
         if len(small):
-            reason += f"; {exact_size(int(small['size'].sum()))} of it serve requests of up to 1 MiB alone"
+            reason += f"; {exact_size(int(small['size'].sum()))} of it serve only requests of up to 1 MiB"
         found.append(FreeMemory(int(pieces["size"].sum()), reason + _beside(recording, moment, pieces)))
     for other in np.unique(free["stream"][in_pool & ~on_stream]).tolist():
         kept = free[in_pool & (free["stream"] == other)]
@@ -133,7 +133,7 @@ def _count(blocks: NDArray[np.void], what: str) -> str:
 
 
 def _beside(recording: Recording, moment: Moment, pieces: NDArray[np.void]) -> str:
-    """The lines whose blocks lie next to these pieces and keep them from going back, those that keep most first."""
+    """Return the lines whose blocks lie next to these pieces and keep them from being released, most bytes first."""
     lines, blocks = lines_of_live(recording, moment)
     kept = moment.pinned[moment.live[1]]
     kept[~np.isin(blocks["segment"], pieces["segment"])] = 0

@@ -1,8 +1,8 @@
-"""Memory by stack, as a tree of frames: what a flame graph draws.
+"""Memory by stack, as the tree of frames that a flame graph draws.
 
-The tree begins with the outermost frame. Each node has three figures, its own and those of all nodes below it together:
-bytes in use at the peak, bytes allocated in all, and bytes wasted at the peak (rounding, freed memory that waits for
-other streams, and free memory that blocks keep from going back to the device).
+The tree begins with the outermost frame. Each node has three figures, which include all nodes below it: bytes in use at
+the peak, bytes allocated in all, and bytes wasted at the peak (rounding, freed memory that waits for other streams, and
+free memory that blocks keep from being released).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["METRICS", "Flame", "flame_of"]
 
 METRICS = ("peak", "allocated", "waste")
 PLUMBING = ("_call_impl", "_wrapped_call_impl")
-"""How PyTorch calls a module: frames that say nothing."""
+"""How PyTorch calls a module: frames without information."""
 MOST_FRAMES = 200
-"""Frames shown of one stack; of a longer one, the outer and the inner half of that."""
+"""Frames shown of one stack; of a longer one, the outer and the inner half of this number."""
 MOST_NODES = 20_000
 NO_STACK = "(no stack was recorded)"
 BACKWARD = "(backward pass)"
@@ -38,19 +38,19 @@ BESIDE_NO_BLOCK = "(free, beside no block in use)"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flame:
-    """A tree of frames; node 0 is the whole, and a node comes after its parent."""
+    """A tree of frames; node 0 is the whole, and a node follows its parent."""
 
     label: list[str]
     """By node: function, file and line, or a text in brackets."""
     is_own: list[bool]
-    """By node: whether it is code of the program rather than of a library."""
+    """By node: whether it is code of the program, not of a library."""
     parent: list[int]
     """-1 for the whole."""
     totals: dict[str, list[int]]
-    """By metric, and then by node: its bytes with those of the nodes below it."""
+    """By metric, then by node: its bytes with those of the nodes below it."""
 
     def as_json(self) -> dict[str, Any]:
-        """What a page needs: labels once, and columns."""
+        """Return what a page needs: each label once, and columns."""
         numbers: dict[str, int] = {}
         return {
             "label": [numbers.setdefault(text, len(numbers)) for text in self.label],
@@ -62,7 +62,7 @@ class Flame:
 
 
 def flame_of(study: Study, settings: str | None = None) -> Flame:
-    """The tree of a recording, with the peak that `explain` tells of: as recorded, or under other settings.
+    """Return the tree of a recording at the peak that `explain` describes: as recorded, or under other settings.
 
     Raises SettingsError.
     """
@@ -79,7 +79,7 @@ def flame_of(study: Study, settings: str | None = None) -> Flame:
 
 
 def _at_moment(study: Study, moment: Moment, at: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """By life: bytes in use and bytes wasted at a moment; and bytes wasted that are beside no block in use."""
+    """Return bytes in use and wasted at a moment, by life; and the bytes wasted beside no block in use."""
     peak, waste = (np.zeros(len(study.blocks), dtype=np.int64) for _ in range(2))
     lives, places = moment.live
     there = moment.blocks[places]
@@ -91,7 +91,7 @@ def _at_moment(study: Study, moment: Moment, at: int) -> tuple[NDArray[np.int64]
 
 
 def _paths(study: Study, lives: NDArray[np.int64]) -> Iterator[tuple[list[tuple[str, bool]], NDArray[np.int64]]]:
-    """Blocks by where they come from: labels from the outermost frame inwards, and the blocks."""
+    """Yield blocks by where they come from: labels from the outermost frame inwards, and the blocks."""
     origins, stacks = study.origins, study.recording.stacks
     own = study.blocks.stack[lives].astype(np.int64)
     caller = origins.caller[lives]
@@ -114,7 +114,7 @@ def _paths(study: Study, lives: NDArray[np.int64]) -> Iterator[tuple[list[tuple[
 
 
 def _labels(stack: Stack) -> list[tuple[str, bool]]:
-    """From the outermost frame inwards: a label, and whether it is the program's own."""
+    """Return for each frame, outermost first, a label and whether it is the program's own."""
     frames: Sequence[Frame] = [frame for frame in python_frames(stack) if frame.name not in PLUMBING] or stack
     labels = [(_label(frame), not is_library(frame)) for frame in reversed(_shortened(frames))]
     if len(frames) > MOST_FRAMES:
@@ -133,7 +133,7 @@ def _label(frame: Frame) -> str:
 
 
 class _Tree:
-    """Nodes as they are added."""
+    """The nodes while they are being added."""
 
     def __init__(self) -> None:
         self._label = ["all"]
@@ -161,14 +161,14 @@ class _Tree:
             self._bytes[node][place] += figure
 
     def flame(self) -> Flame:
-        """The tree; if it is too large, without the smallest nodes, whose parents keep their bytes."""
+        """Return the tree; if it is too large, without the smallest nodes, whose parents keep their bytes."""
         figures = np.array(self._bytes, dtype=np.int64)
         share = (figures / np.maximum(figures[0], 1)).max(axis=1)
         least = 0.0 if len(share) <= MOST_NODES else float(np.partition(share, -MOST_NODES)[-MOST_NODES])
         number: dict[int, int] = {}
         kept: list[int] = []
         for node in range(len(share)):
-            # A parent has at least the share of its child, and comes before it.
+            # A parent has at least the share of its child, and precedes it.
             if node == 0 or (share[node] >= least and self._parent[node] in number and len(kept) < MOST_NODES):
                 number[node] = len(kept)
                 kept.append(node)

@@ -1,8 +1,8 @@
-"""Memory that grows with every step: how much, allocated where, since when, and when it will not fit.
+"""Memory that grows with every step: how much, which line allocates it, since when, and when it will not fit.
 
-Of each line of code the bytes in use between steps are compared. A line grows if they rise in every quarter of the
+For each line of code this compares the bytes in use between steps. A line grows if they rise in every quarter of the
 steps since some step, by about the same in each, and hardly ever fall. A cache that fills up and an optimizer that
-makes its state in the first step do not: they stop.
+makes its state in the first step do not grow: they stop.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from allotment.lab.explain.study import Study
 __all__ = ["Growth", "growth_of"]
 
 LEAST_EDGES = 4
-"""Moments between steps that have to be compared, to speak of growth."""
+"""Number of moments between steps that a statement about growth needs."""
 QUARTERS = 4
 EVEN, MOST_UNEVEN = 0.3, 2.2
-"""The least and the most that each quarter may rise, as a part of the mean."""
+"""The least and the most that each quarter may rise, as a fraction of the mean."""
 EVEN_OF_FEW, MOST_UNEVEN_OF_FEW = 0.6, 1.6
-"""The same for few steps: what a loop makes in falling sizes, such as a graph for each batch size, is no leak."""
+"""The same for few steps: a loop that allocates falling sizes, such as a graph for each batch size, is no leak."""
 FALLS = 0.1
-"""The part of the rise by which it may fall on the way."""
+"""The fraction of the rise by which it may fall on the way."""
 WORTH_SAYING = 0.01
-"""The least part of what is in use at the most that has to have been added."""
+"""The least growth, as a fraction of the peak in use."""
 WORTH_SAYING_OF_MANY = 4 << 20
-"""The least bytes, where many steps show the same."""
+"""The least growth in bytes, if many steps show the same."""
 MANY = 8
 MOST_EDGES = 1024
 MEANT_TO_STAY = (KindOfMemory.PARAMETERS, KindOfMemory.OPTIMIZER, KindOfMemory.WORKSPACES, KindOfMemory.GRAPHS)
-"""Loading layer by layer and capturing graph after graph are loops as well, and what they allocate is meant to stay."""
+"""Loading layer by layer and capturing graph after graph are loops too, whose memory is meant to stay."""
 SMALL = 4096
 """A block this small can be a number, such as a loss."""
 
@@ -58,23 +58,23 @@ class Growth:
     where: str
     """The line that adds most."""
     since_step: int
-    """Of `Steps.count`, counted from 1."""
+    """A step of `Steps.count`, counted from 1."""
     runs_out_at_step: int | None
-    """The step at which it does not fit any more; None if it is not known how much memory there was."""
+    """The step at which it no longer fits; None if the available memory is unknown."""
     total_bytes: int
-    """Added between the first of these steps and the end."""
+    """Bytes added between the first of these steps and the end."""
     kind: str
     """The kind of most of it, see `kinds`."""
     lines: list[GrowingLine]
-    """Those that add most first."""
+    """The lines that grow, largest first."""
     holder: str | None
-    """The line of a number that is kept in every step too, such as a loss, which may hold the rest by its graph."""
+    """The line of a number that is kept in every step too, such as a loss, whose graph may hold the rest."""
     hook: str | None
     """The hook that allocates it, if one does."""
 
 
 def growth_of(study: Study, failure: Failure | None) -> Growth | None:
-    """What grows; None if there are no steps, or nothing does."""
+    """Return what grows; None if there are no steps, or nothing grows."""
     steps, blocks = study.steps, study.blocks
     if steps is None or len(steps.edges) < LEAST_EDGES:
         return None
@@ -91,7 +91,7 @@ def growth_of(study: Study, failure: Failure | None) -> Growth | None:
     rises = {number: int(held[number, -1] - held[number, start]) for number, start in starts.items()}
     total, first = sum(rises.values()), max(starts, key=lambda number: rises[number])
     start = starts[first]
-    # That a line grows while another shrinks by as much is no growth.
+    # If a line grows while another shrinks by as much, that is no growth.
     whole = held.sum(axis=0)
     if int(whole[-1] - whole[start]) < total // 2 or not _is_worth_saying(total, most, len(edges) - start):
         return None
@@ -113,14 +113,14 @@ def growth_of(study: Study, failure: Failure | None) -> Growth | None:
 
 
 def _some(edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All of them, or some at equal distances."""
+    """Return all edges, or some at equal distances."""
     if len(edges) <= MOST_EDGES:
         return edges
     return edges[np.unique(np.linspace(0, len(edges) - 1, MOST_EDGES).astype(np.int64))]
 
 
 def _groups(study: Study, lives: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[str]]:
-    """A number for each of these lives, by its line, and the lines."""
+    """Return a number for each of these lives by its line, and the lines."""
     numbers, group = np.unique(study.origins.of_life[lives], return_inverse=True)
     return group.astype(np.int64), [study.origins.lines[number] for number in numbers.tolist()]
 
@@ -133,7 +133,7 @@ def _held(
     groups: int,
     edges: int,
 ) -> NDArray[np.int64]:
-    """By group and edge: the bytes in use."""
+    """Return the bytes in use by group and edge."""
     width = edges + 1
     change = np.bincount(group * width + first, size, groups * width)
     change -= np.bincount(group * width + end, size, groups * width)
@@ -141,7 +141,7 @@ def _held(
 
 
 def _grows_since(held: NDArray[np.int64], most: int) -> int | None:
-    """The edge from which on this rises steadily to the end; None if it does not."""
+    """Return the edge from which on this rises steadily to the end; None if it does not."""
     last = len(held) - 1
     if held[-1] <= held[:-1].min():
         return None
@@ -164,7 +164,7 @@ def _rises_evenly(held: NDArray[np.int64]) -> bool:
 
 
 def _usual_rise(held: NDArray[np.int64]) -> float:
-    """What most steps add, if they add the same; else the mean."""
+    """Return what most steps add, if they add the same; else the mean."""
     rises = np.diff(held)
     usual = float(np.median(rises))
     is_usual = np.count_nonzero(np.abs(rises - usual) <= FALLS * usual) >= 0.6 * len(rises)
@@ -176,7 +176,7 @@ def _is_worth_saying(rise: int, most: int, edges: int) -> bool:
 
 
 def _last_step(steps: Steps, failure: Failure | None) -> int | None:
-    """The step in which a request failed."""
+    """Return the step in which a request failed."""
     if failure is None:
         return None
     return max(1, int(np.searchsorted(steps.edges, failure.call, "left")))
@@ -196,7 +196,7 @@ def _holder(
     edges: NDArray[np.int64],
     start: int,
 ) -> str | None:
-    """The line of a small block that stays from each step, and is the last one that does."""
+    """Return the line of a small block that stays from each step, and is the last such block of the step."""
     blocks = study.blocks
     kept = (blocks.freed[lasting] > edges[-1]) & (blocks.begin[lasting] >= edges[start])
     small = np.flatnonzero(kept & (blocks.size[lasting] <= SMALL))
@@ -213,7 +213,7 @@ def _holder(
 
 
 def _hook(study: Study, lives: NDArray[np.int64]) -> str | None:
-    """The hook under which most of this was allocated."""
+    """Return the hook under which most of this was allocated."""
     sizes = study.blocks.size[lives]
     by_hook = (study.origins.marks[lives] & Mark.HOOK) > 0
     if sizes.sum() == 0 or sizes[by_hook].sum() < 0.5 * sizes.sum():

@@ -1,4 +1,4 @@
-"""Which line of code holds memory: stacks, and the one line of each that a user would look at."""
+"""Which line of code holds memory: stacks, and the line of each that a user would look at."""
 
 from __future__ import annotations
 
@@ -50,43 +50,43 @@ _COMPILED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A line of code and what it holds."""
+    """A line of code and the memory that it holds."""
 
     where: str
     bytes: int
     blocks: int
     pinned_bytes: int = 0
-    """Free memory next to its blocks that they keep from going back to the device."""
+    """Free memory next to its blocks that these keep from being released."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackHolder:
-    """A whole stack and what it holds."""
+    """A whole stack and the memory that it holds."""
 
     frames: list[dict[str, Any]]
-    """Innermost first; none where no stack was recorded."""
+    """Innermost first; empty if no stack was recorded."""
     bytes: int
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """What the program itself calls a part of its memory; see `labels`."""
+    """The program's own name for a part of its memory; see `labels`."""
 
     source: str
     name: str
-    """"" for what this source says nothing about."""
+    """The name; "" for memory about which this source says nothing."""
     bytes: int
     blocks: int
 
 
 def python_frames(stack: Stack) -> Sequence[Frame]:
-    """The frames that are not of compiled code; of a stack of compiled code alone, all of them."""
+    """Return the frames that are not compiled code; all frames of a stack of only compiled code."""
     return [frame for frame in stack if not is_compiled(frame)] or stack
 
 
 def is_compiled(frame: Frame) -> bool:
-    """Whether a frame is of compiled code rather than of Python."""
+    """Whether a frame is compiled code, not Python."""
     return _is_compiled_file(frame.filename)
 
 
@@ -96,7 +96,7 @@ def _is_compiled_file(name: str) -> bool:
 
 
 def is_library(frame: Frame) -> bool:
-    """Whether a frame is of compiled code or of a library rather than of the program."""
+    """Whether a frame is compiled code or belongs to a library, not to the program."""
     return _is_library_file(frame.filename)
 
 
@@ -106,42 +106,45 @@ def _is_library_file(name: str) -> bool:
 
 
 def own_frames(stack: Stack) -> Sequence[Frame]:
-    """The frames that are the user's own, innermost first; of a stack of libraries alone, those of Python."""
+    """Return the user's own frames, innermost first; of a stack with only libraries, its Python frames."""
     in_python = python_frames(stack)
     return [frame for frame in in_python if not is_library(frame)] or in_python
 
 
 def has_python(stack: Stack) -> bool:
-    """Whether one of the frames is of Python."""
+    """Whether one of the frames is Python."""
     return any(not is_compiled(frame) for frame in stack)
 
 
 def line_of(stack: Stack) -> str:
-    """The innermost line that is the user's own; of a stack of libraries alone, its innermost line of Python."""
+    """Return the innermost line of the user's own; of a stack with only libraries, its innermost Python line."""
     for frame in own_frames(stack):
         return frame_shown(frame)
     return UNKNOWN
 
 
 def frame_shown(frame: Frame) -> str:
-    """A frame as file, line and function."""
+    """Return a frame as file, line and function."""
     return printable(f"{frame.filename}:{frame.line} {frame.name}".rstrip())
 
 
 def lines_of(stacks: Sequence[Stack], numbers: Sequence[int]) -> list[str]:
-    """The line of each stack that is given by its number, -1 for none."""
+    """Return the line of each stack, which is given by its number, -1 for none."""
     lines = {number: line_of(stacks[number]) if number >= 0 else UNKNOWN for number in set(numbers)}
     return [lines[number] for number in numbers]
 
 
 def lines_of_live(recording: Recording, moment: Moment) -> tuple[list[str], NDArray[np.void]]:
-    """For each block in use the line that allocated it, and the blocks."""
+    """Return for each block in use the line that allocated it, and the blocks."""
     lives, places = moment.live
     return lines_of(recording.stacks, recording.stacks_of_all()[lives].tolist()), moment.blocks[places]
 
 
 def holders(lines: Sequence[str], sizes: NDArray[np.integer], pinned: NDArray[np.int64]) -> list[Holder]:
-    """Who holds what is in use, the largest first: a line, a size and what it pins, for each block."""
+    """Return what holds the memory in use, largest first.
+
+    The arguments are a line, a size and what it pins, for each block.
+    """
     rows = _summed(lines, sizes, pinned)
     return sorted(
         (Holder(line, size, count, kept) for line, (count, size, kept) in rows.items()),
@@ -150,7 +153,7 @@ def holders(lines: Sequence[str], sizes: NDArray[np.integer], pinned: NDArray[np
 
 
 def stack_holders(stacks: Sequence[Stack], numbers: Sequence[int], sizes: NDArray[np.integer]) -> list[StackHolder]:
-    """The same by whole stack: the number of each block's stack, -1 for none."""
+    """Return the same by whole stack, from the number of each block's stack, -1 for none."""
     rows = _summed(numbers, sizes)
     found = [
         (number, StackHolder([frame._asdict() for frame in stacks[number]] if number >= 0 else [], size, count))
@@ -160,14 +163,14 @@ def stack_holders(stacks: Sequence[Stack], numbers: Sequence[int], sizes: NDArra
 
 
 def categories(source: str, names: Sequence[str], numbers: Sequence[int], sizes: NDArray[np.integer]) -> list[Category]:
-    """The same by what the program calls it: the number of each block's name, -1 for none."""
+    """Return the same by the program's own names, from the number of each block's name, -1 for none."""
     rows = _summed([names[number] if number >= 0 else "" for number in numbers], sizes)
     found = [Category(source, name, size, count) for name, (count, size) in rows.items()]
     return sorted(found, key=lambda category: (-category.bytes, category.name))
 
 
 def _summed(keys: Sequence[K], *columns: NDArray[np.integer]) -> dict[K, list[int]]:
-    """By key: how many rows have it, and the sum of each column over them."""
+    """Return by key how many rows have it, and the sum of each column over them."""
     found: dict[K, list[int]] = {}
     for key, *values in zip(keys, *(column.tolist() for column in columns), strict=True):
         sums = found.setdefault(key, [0] * (len(columns) + 1))

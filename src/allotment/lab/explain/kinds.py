@@ -1,9 +1,9 @@
-"""What kind of memory each block is: parameters, gradients, activations and so on, and how sure that is.
+"""The kind of memory of each block (parameters, gradients, activations and so on), and how sure it is.
 
-Stacks say which part of a program asked: a module that is loaded, a forward pass, a backward pass, an optimizer. How
-long a block lives says the rest: memory of a forward pass that is still there when the backward pass begins is an
-activation, otherwise a temporary; memory of a backward pass that is there when the optimizer runs is a gradient. Where
-neither tells enough, the kind is unknown.
+Stacks show which part of a program made a request: loading a module, a forward pass, a backward pass, an optimizer. The
+lifetime of a block shows the rest. Memory of a forward pass that still exists when the backward pass begins is an
+activation, otherwise a temporary. Memory of a backward pass that exists when the optimizer runs is a gradient. If
+neither shows enough, the kind is unknown.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ KINDS = (
 CUBLAS_WORKSPACES = (8_519_680, 33_554_432)
 """Bytes of the workspaces that PyTorch gives cuBLAS: before Hopper, and from Hopper on."""
 NO_GUESS = 0.6
-"""How sure a kind has to be to be shown without saying how sure it is."""
+"""Certainty from which on a kind is shown without a note about how sure it is."""
 FEW_STACKS = 0.1
-"""A history in which fewer requests have a stack counts as one without stacks."""
+"""A history in which a smaller fraction of requests has a stack counts as one without stacks."""
 
 
 class KindOfMemory(IntEnum):
-    """Numbers of `KINDS`."""
+    """Indexes of `KINDS`."""
 
     PARAMETERS = 0
     GRADIENTS = 1
@@ -72,12 +72,12 @@ class KindOfMemory(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KindBytes:
-    """How much memory is of a kind at a moment."""
+    """The bytes of one kind at a moment."""
 
     kind: str
     bytes: int
     sure: float
-    """From 0 to 1, the mean over the bytes."""
+    """Certainty from 0 to 1, the mean over the bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,11 +86,11 @@ class Kinds:
 
     of_life: NDArray[np.uint8]
     sure: NDArray[np.float32]
-    """By life, from 0 to 1."""
+    """Certainty by life, from 0 to 1."""
     names: tuple[str, ...] = KINDS
 
     def sums(self, lives: NDArray[np.int64], sizes: NDArray[np.integer]) -> list[KindBytes]:
-        """The bytes of some blocks by kind, the largest first; kinds without bytes are left out."""
+        """Return the bytes of some blocks by kind, largest first; kinds without bytes are omitted."""
         kind = self.of_life[lives]
         held = np.bincount(kind, sizes, len(KINDS))
         weight = np.bincount(kind, sizes * self.sure[lives], len(KINDS))
@@ -103,7 +103,7 @@ class Kinds:
 
 
 def kinds_at(study: Study, moment: int) -> list[KindBytes]:
-    """What is in use at a moment, by kind."""
+    """Return what is in use at a moment, by kind."""
     lives = study.blocks.at(moment)
     return study.kinds.sums(lives, study.blocks.size[lives])
 
@@ -111,7 +111,7 @@ def kinds_at(study: Study, moment: int) -> list[KindBytes]:
 def kinds_at_end(
     stacks: Sequence[Stack], of_block: NDArray[np.int32], in_pool: NDArray[np.bool_], sizes: NDArray[np.integer]
 ) -> list[KindBytes]:
-    """Blocks of a snapshot without a history by kind: only what stacks and pools tell."""
+    """Return the blocks of a snapshot without a history by kind: only what stacks and pools show."""
     marks = np.append(marks_of(stacks), np.uint16(0))[of_block]
     verdicts = _Verdicts(len(of_block))
     verdicts.say(in_pool, KindOfMemory.GRAPHS, 0.8)
@@ -126,13 +126,13 @@ def kinds_at_end(
 
 
 def kind_labels(kinds: Kinds) -> Labels:
-    """The kinds as labels, which a timeline can group by; what is only guessed counts as unknown."""
+    """Return the kinds as labels, by which a timeline can group; guesses count as unknown."""
     known = np.where(kinds.sure >= NO_GUESS, kinds.of_life, KindOfMemory.UNKNOWN)
     return Labels("kind", list(KINDS), known.astype(np.int32))
 
 
 class _Verdicts:
-    """Kinds as they are decided: the first rule that applies to a block decides."""
+    """Kinds while they are being decided: the first rule that applies to a block decides."""
 
     def __init__(self, count: int) -> None:
         self.kind = np.full(count, KindOfMemory.UNKNOWN, dtype=np.uint8)
@@ -140,14 +140,14 @@ class _Verdicts:
         self._open = np.ones(count, dtype=bool)
 
     def say(self, which: NDArray[np.bool_], kind: KindOfMemory, sure: float) -> None:
-        """These blocks are of a kind, unless something was said of them before."""
+        """Assign a kind to these blocks, except those that already have one."""
         which = which & self._open
         self.kind[which], self.sure[which] = kind, sure
         self._open &= ~which
 
 
 def classify(study: Study) -> Kinds:
-    """The kinds of all blocks."""
+    """Return the kinds of all blocks."""
     blocks, steps = study.blocks, study.steps
     verdicts = _Verdicts(len(blocks))
     _by_label(study.labels, verdicts)
@@ -167,7 +167,7 @@ def _has(marks: NDArray[np.uint16], mark: Mark) -> NDArray[np.bool_]:
     return np.asarray((marks & mark) > 0)
 
 
-# --- what the program says ---------------------------------------------------------------------------------------
+# --- from the program's own texts ----------------------------------------------------------------------------------
 
 _WORDS: tuple[tuple[str, KindOfMemory], ...] = (
     (r"grad", KindOfMemory.GRADIENTS),
@@ -180,7 +180,7 @@ _WORDS: tuple[tuple[str, KindOfMemory], ...] = (
 
 
 def _by_label(labels: list[Labels], verdicts: _Verdicts) -> None:
-    """Texts of the program for its own memory, where they name a kind."""
+    """Apply the program's texts about its own memory, if they name a kind."""
     for each in labels:
         if each.source not in ("annotation", "metadata"):
             continue
@@ -194,7 +194,7 @@ def _by_label(labels: list[Labels], verdicts: _Verdicts) -> None:
             verdicts.say(np.isin(each.of_life, numbers), kind, 1.0)
 
 
-# --- with stacks -------------------------------------------------------------------------------------------------
+# --- from stacks ---------------------------------------------------------------------------------------------------
 
 
 def _by_stack(study: Study, marks: NDArray[np.uint16], verdicts: _Verdicts) -> None:
@@ -236,13 +236,13 @@ def _by_stack(study: Study, marks: NDArray[np.uint16], verdicts: _Verdicts) -> N
 
 
 def _of_backward(study: Study, backward: NDArray[np.bool_], optimizing: NDArray[np.bool_], verdicts: _Verdicts) -> None:
-    """Memory of backward passes: gradients are there when the optimizer runs, the rest is not."""
+    """Classify memory of backward passes: gradients exist when the optimizer runs, the rest does not."""
     blocks = study.blocks
     runs = np.union1d(_moments(blocks, optimizing), _noted_optimizer_steps(study.recording))
     if len(runs):
         verdicts.say(backward & (blocks.freed > _following(runs, blocks)), KindOfMemory.GRADIENTS, 0.9)
     else:
-        # Without an optimizer: what is there when the next forward pass begins, or at the end.
+        # Without an optimizer: memory that exists when the next forward pass begins, or at the end.
         marks = study.origins.marks
         passes = _moments(blocks, _has(marks, Mark.FORWARD) & ~backward)
         verdicts.say(backward & (blocks.freed > _following(passes, blocks)), KindOfMemory.GRADIENTS, 0.6)
@@ -250,7 +250,7 @@ def _of_backward(study: Study, backward: NDArray[np.bool_], optimizing: NDArray[
 
 
 def _on_several_streams(blocks: Blocks, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Those of some blocks whose stack allocated one for each of several streams."""
+    """Return those of some blocks whose stack allocated one for each of several streams."""
     chosen = np.flatnonzero(which & (blocks.stack >= 0))
     pairs, counts = np.unique(
         np.stack([blocks.stack[chosen].astype(np.uint64), blocks.stream[chosen]]), axis=1, return_counts=True
@@ -261,12 +261,12 @@ def _on_several_streams(blocks: Blocks, which: NDArray[np.bool_]) -> NDArray[np.
 
 
 def _moments(blocks: Blocks, which: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """When these blocks were allocated, in order."""
+    """Return when these blocks were allocated, in order."""
     return np.unique(blocks.begin[which & (blocks.begin >= 1)])
 
 
 def _following(moments: NDArray[np.int64], blocks: Blocks) -> NDArray[np.int64]:
-    """By block: the first of these moments after it was allocated; the last moment of all where none follows."""
+    """Return by block the first of these moments after its allocation; the last moment of all if none follows."""
     return np.append(moments, blocks.last)[np.searchsorted(moments, blocks.begin, "right")]
 
 
@@ -287,7 +287,7 @@ def _in_optimizer_scope(study: Study) -> NDArray[np.bool_]:
 
 
 def _noted_optimizer_steps(recording: Recording) -> NDArray[np.int64]:
-    """The moments at which PyTorch noted the beginning of an optimizer's step."""
+    """Return the moments at which PyTorch noted the beginning of an optimizer's step."""
     times = np.array(scope_starts(recording, OPTIMIZER_STEP), dtype=np.int64)
     entries = np.searchsorted(recording.trace.time_us, times)
     return np.unique(np.searchsorted(recording.call_entries, entries)).astype(np.int64)
@@ -297,11 +297,11 @@ def _noted_optimizer_steps(recording: Recording) -> NDArray[np.int64]:
 
 
 def _by_lifetime(blocks: Blocks, steps: Steps, in_use: NDArray[np.int64], verdicts: _Verdicts) -> None:
-    """Guesses from lifetimes and sizes.
+    """Guess kinds from lifetimes and sizes.
 
-    What is there from the beginning on and stays are parameters. Blocks of the same sizes that come in the first step
-    and stay are the optimizer's. In a step, blocks that are there when most is in use are activations, and those of a
-    parameter's size that come later and are there for long are gradients.
+    Blocks that exist from the beginning and stay are parameters. Blocks of the same sizes that come in the first step
+    and stay are the optimizer's. In a step, blocks that exist at the peak are activations; blocks of a parameter's size
+    that come later and live long are gradients.
     """
     edges = steps.edges
     first, second = int(edges[min(1, len(edges) - 1)]), int(edges[min(2, len(edges) - 1)])

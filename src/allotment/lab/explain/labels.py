@@ -1,12 +1,12 @@
-"""What a program has said about its own memory: annotations, metadata, tenants, scopes, compiled regions.
+"""What a program says about its own memory: annotations, metadata, tenants, scopes, compiled regions.
 
-A snapshot has such words in several places, by PyTorch's version and by what the program did:
+A snapshot has such texts in several places, depending on PyTorch's version and on the program:
 
 - *annotation*: an entry about one block in use, `annotate` (2.14 and newer);
-- *metadata*: a text of the thread that asked, `torch.cuda.memory._set_memory_metadata`;
-- *tenant*: whose block it is, where several users share an allocator of ours;
+- *metadata*: a text of the requesting thread, `torch.cuda.memory._set_memory_metadata`;
+- *tenant*: the owner of the block, if several users share an allocator of this package;
 - *scope*: `torch.profiler.record_function`, by the time at which the block was allocated;
-- *compiled*: the region of `torch.compile` that asked.
+- *compiled*: the region of `torch.compile` that made the request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Labels:
 
 
 def labels_of(recording: Recording) -> list[Labels]:
-    """The labels of those sources that say anything."""
+    """Return the labels of those sources that say anything."""
     sources: dict[str, Callable[[Recording], tuple[NDArray[np.int32], Sequence[str]]]] = {
         "annotation": _annotations,
         "metadata": _metadata,
@@ -56,7 +56,7 @@ def labels_of(recording: Recording) -> list[Labels]:
 
 
 def _at_allocation(recording: Recording, column: NDArray[np.int32]) -> NDArray[np.int32]:
-    """By life: what a column of the history has at the entry that allocated it."""
+    """Return by life the value of a history column at the entry that allocated it."""
     entry = recording.allocated_at
     return np.where(entry >= 0, column[np.maximum(entry, 0)], -1).astype(np.int32)
 
@@ -64,7 +64,7 @@ def _at_allocation(recording: Recording, column: NDArray[np.int32]) -> NDArray[n
 def _at_allocation_named(
     recording: Recording, column: NDArray[np.int32], names: Sequence[str]
 ) -> tuple[NDArray[np.int32], Sequence[str]]:
-    """The same for a column of texts; those that say nothing count as none."""
+    """Variant for a column of texts; empty texts count as none."""
     nameless = [place for place, name in enumerate(names) if name in ("", NOT_COMPILED)]
     if len(nameless) == len(names):
         return NOTHING, ()
@@ -93,7 +93,7 @@ def _tenants(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
 
 
 def _annotations(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
-    """The last text that was noted for a block, wherever in its life."""
+    """Return the last text noted for a block, at any point of its life."""
     trace = recording.trace
     entries = np.flatnonzero(trace.action == Action.ANNOTATE)
     if len(entries) == 0:
@@ -105,7 +105,7 @@ def _annotations(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]
 
 
 def _scopes(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
-    """The scope that was begun last of those that were open when a block was allocated."""
+    """Return the scope that began last among those open when a block was allocated."""
     numbers: dict[str, int] = {}
     times: list[int] = []
     innermost: list[int] = []
@@ -127,7 +127,7 @@ def _scopes(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
 
 
 def scope_starts(recording: Recording, prefix: str) -> list[int]:
-    """When scopes whose name begins so were begun on the recording's device, in microseconds and in order."""
+    """Return when scopes with this prefix began on the recording's device, in microseconds and in order."""
     notes = filter(_is_scope, recording.snapshot.external_annotations)
     return sorted(
         _time(note)

@@ -1,4 +1,4 @@
-"""Finds models in memory, by where their parameters come from, and whether one is there twice."""
+"""Finds models in memory, by the lines that made their parameters, and whether a model exists twice."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from allotment.lab.explain.study import Study
 __all__ = ["TwoModels", "models_there_twice"]
 
 LARGE_MODEL = 0.2
-"""The part of all parameters that a model has to have."""
+"""The fraction of all parameters that a model must have."""
 ENOUGH = 0.3
-"""The part of what is in use that parameters have to have."""
+"""The fraction of memory in use that parameters must have."""
 EQUAL = 0.8
-"""The part of the smaller model whose sizes also occur in the larger one."""
+"""The fraction of the smaller model's sizes that must also occur in the larger one."""
 MOST_DEPTH = 12
 
 
@@ -39,7 +39,7 @@ class TwoModels:
 
 
 def models_there_twice(study: Study, moment: int) -> list[TwoModels]:
-    """The two largest models at a moment, if there are two."""
+    """Return the two largest models at a moment, if there are two."""
     blocks = study.blocks
     there = blocks.at(moment)
     lives = there[(study.kinds.of_life[there] == KindOfMemory.PARAMETERS) & (blocks.stack[there] >= 0)]
@@ -56,9 +56,9 @@ def models_there_twice(study: Study, moment: int) -> list[TwoModels]:
 
 
 def _models(study: Study, lives: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64]]]:
-    """Parameters by the line that made them, the largest first.
+    """Return parameters by the line that made them, largest first.
 
-    From the outermost frame inwards the first one is taken that tells two large groups apart.
+    Uses the first frame, from the outermost inwards, that distinguishes two large groups.
     """
     blocks, stacks = study.blocks, study.recording.stacks
     frames: dict[int, Sequence[Frame]] = {

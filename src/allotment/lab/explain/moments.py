@@ -1,7 +1,7 @@
 """Memory at a moment of a replay, whatever the placement.
 
-Of PyTorch's placement the engine tells its blocks. Dense placement has none that lie side by side: there it follows
-from the lives of blocks and of chunks what memory was doing.
+For PyTorch's placement the engine reports its blocks. Dense placement has no sequence of adjacent blocks: there, the
+lives of blocks and of chunks determine the state of memory.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ STATES = {
 
 
 def moment_of(recording: Recording, calls: int, settings: str | None = None) -> Moment:
-    """Memory after the first `calls` of the calls: as recorded, or under other settings. Raises SettingsError."""
+    """Return memory after the first `calls` calls: as recorded, or under other settings. Raises SettingsError."""
     if recording.resolved(settings).placement == "dense":
         return _from_lives(recording, calls, settings)
     return recording.moment(calls, settings)
 
 
 def moment_of_peak(recording: Recording, settings: str | None, in_use: NDArray[np.int64]) -> tuple[int, Moment, int]:
-    """The number of the peak's moment, see `peak_moment`, memory then, and the most that was reserved.
+    """Return the number of the peak's moment (see `peak_moment`), memory then, and the most that was reserved.
 
     `in_use` has the bytes in use at each moment. Raises SettingsError.
     """

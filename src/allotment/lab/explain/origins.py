@@ -1,8 +1,9 @@
-"""The line of code that each block comes from, also where the stack does not tell it.
+"""The line of code of each block, even if the stack does not show it.
 
-A backward pass runs on a thread of PyTorch's own, whose stacks have no Python frames. If PyTorch noted the forward line
-(`forward_frames`, under `torch.autograd.detect_anomaly(check_nan=False)`), the block is charged to that line, else to
-the line that called `backward()`: that call allocates a first gradient under its own stack, right before the others.
+A backward pass runs on a thread of PyTorch, whose stacks have no Python frames. If PyTorch noted the forward line
+(`forward_frames`, under `torch.autograd.detect_anomaly(check_nan=False)`), the block is charged to that line. Otherwise
+it is charged to the line that called `backward()`: that call allocates a first gradient under its own stack, right
+before the others.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ class Origins:
     in_backward: NDArray[np.bool_]
     """By life: whether it was allocated in a backward pass."""
     caller: NDArray[np.int64]
-    """By life: the stack that called the backward pass which allocated it; -1 where none is known."""
+    """By life: the stack that called the backward pass which allocated it; -1 if unknown."""
     forward: dict[int, Stack]
     """By life: the forward frames that PyTorch noted, innermost first."""
     marks: NDArray[np.uint16]
-    """By life: what its stack tells, see `stack_marks`."""
+    """By life: the marks of its stack, see `stack_marks`."""
 
 
 def origins_of(recording: Recording, blocks: Blocks) -> Origins:
-    """The line of each block of a recording."""
+    """Return the line of each block of a recording."""
     stacks = recording.stacks
     marks_of_stacks = np.append(marks_of(stacks), np.uint16(0))
     marks = marks_of_stacks[blocks.stack]
@@ -73,10 +74,10 @@ def _shown(stack: Stack) -> str:
 
 
 def _callers_of_backward(blocks: Blocks, marks: NDArray[np.uint16], told: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """By life: the stack that called the backward pass which allocated it; -1 for what no backward pass did.
+    """Return by life the stack that called the backward pass which allocated it; -1 for other blocks.
 
-    Blocks without Python frames are of a backward pass if the last block that the program allocated before them was
-    allocated by a call of `backward()`, or if their compiled frames say so.
+    Blocks without Python frames belong to a backward pass if a call of `backward()` allocated the last block that the
+    program allocated before them, or if their compiled frames say so.
     """
     order = np.argsort(blocks.begin, kind="stable")
     order = order[blocks.begin[order] >= 1]
@@ -94,7 +95,7 @@ def _callers_of_backward(blocks: Blocks, marks: NDArray[np.uint16], told: NDArra
 
 
 def _forward_stacks(recording: Recording) -> dict[int, Stack]:
-    """By life: the forward frames that PyTorch noted when a backward pass allocated it."""
+    """Return by life the forward frames that PyTorch noted when a backward pass allocated it."""
     noted = recording.trace.extra.get("forward_frames", {})
     if not noted:
         return {}
@@ -113,6 +114,6 @@ def _forward_stacks(recording: Recording) -> dict[int, Stack]:
 
 
 def forward_stack(texts: Sequence[str]) -> Stack:
-    """The frames of forward lines as PyTorch notes them, outermost first; here the innermost is the first."""
+    """Return the frames of forward lines, innermost first; PyTorch notes them outermost first."""
     matches = [_FORWARD_FRAME.match(text) for text in texts]
     return tuple(Frame(match["name"], match["file"], int(match["line"][:9])) for match in reversed(matches) if match)

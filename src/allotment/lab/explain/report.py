@@ -1,4 +1,4 @@
-"""Everything that can be said about a recorded run, as one record."""
+"""Everything known about a recorded run, as one record."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ from allotment.lab.tune.search import (
 __all__ = ["AtPeak", "Bounds", "Explanation", "Peak", "at_end", "at_peak", "explain", "explain_end", "explain_study"]
 
 GOAL = Goal("balanced")
-"""What suggestions are for, which is also what `tune` looks for unless told otherwise."""
+"""The goal of suggestions, which is also the default of `tune`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """A moment near the peak of reserved memory, see `peak_moment`, or the one at which most was in use."""
+    """A moment near the peak of reserved memory (see `peak_moment`), or the one at which most was in use."""
 
     entry: int
-    """In the file's history; -1 if it was before the first."""
+    """Index in the file's history; -1 for a moment before the first entry."""
     time_us: int
     live_bytes: int
-    """Asked for and in use."""
+    """Requested bytes in use."""
     reserved_bytes: int
     holders: list[Holder]
-    """By line."""
+    """By line of code."""
     stacks: list[StackHolder]
-    """The same by whole stack."""
+    """By whole stack."""
     categories: list[Category]
-    """The same by what the program calls it, for each source that says anything; see `labels`."""
+    """By the program's own names, for each source that says anything; see `labels`."""
     kinds: list[KindBytes]
-    """The same by kind of memory, see `kinds`."""
+    """By kind of memory, see `kinds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,15 @@ class AtPeak:
 
     device: int
     devices: list[int]
-    """Those that the snapshot tells as much of."""
+    """The devices about which the snapshot contains as much."""
     peak_reserved_bytes: int
     """The most that was reserved; at the moment of `peak` it may be a little less."""
     peak: Peak
-    """Of what was reserved."""
+    """The peak of reserved memory."""
     live_peak: Peak
-    """Of what was in use, which can be long before or after."""
+    """The peak of memory in use, which can be long before or after."""
     waste: Waste
-    """At the first of them."""
+    """The waste at the first of these moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +100,21 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Explanation(NotebookResult):
-    """Why a run needed the memory that it did."""
+    """Why a run needed its memory."""
 
     device: int
     devices: list[int]
-    """Those that the snapshot tells as much of."""
+    """The devices about which the snapshot contains as much."""
     compat: str | None
-    """The PyTorch by whose rules it was replayed; None without a history."""
+    """The PyTorch whose rules the replay used; None without a history."""
     matches_recording: bool | None
     failure: Failure | None
     peak_reserved_bytes: int
     """The most that was reserved; at the moment of `peak` it may be a little less."""
     peak: Peak
-    """Of what was reserved."""
+    """The peak of reserved memory."""
     live_peak: Peak | None
-    """Of what was in use, which can be long before or after; None without a history."""
+    """The peak of memory in use, which can be long before or after; None without a history."""
     waste: Waste
     bounds: Bounds | None
     """None without a history."""
@@ -123,19 +123,19 @@ class Explanation(NotebookResult):
     growth: Growth | None
     """What grows with every step; None if nothing does, or there are no steps."""
     advice: list[Advice]
-    """What to change, the most important first."""
+    """What to change, most important first."""
     recorded: Candidate | None
     """The run as recorded, to compare suggestions with; None without a history."""
     suggestions: list[Candidate]
-    """Settings that would help most, tried by replay; see `worth_following`. None where memory grows: see `advice`."""
+    """Settings that would help most, tried by replay; see `worth_following`. None if memory grows: see `advice`."""
 
     @property
     def driver_ms(self) -> float | None:
-        """What the calls of the driver take, by the table of costs; None without a history."""
+        """Duration of the driver calls, by the table of costs; None without a history."""
         return None if self.recorded is None else self.recorded.driver_ms
 
     def tables(self) -> list[NotebookTable]:
-        """Who holds what at the peak, what is wasted and why, what was free when a request failed, what would help."""
+        """Return what holds the peak, what is wasted and why, what was free when a request failed, what would help."""
         causes = [(field.name, getattr(self.waste, field.name)) for field in fields(self.waste)]
         tables = [
             NotebookTable(
@@ -153,7 +153,7 @@ class Explanation(NotebookResult):
         if self.peak.categories:
             rows = [(each.source, each.name or "not said", each.bytes, each.blocks) for each in self.peak.categories]
             tables.append(
-                NotebookTable("The same, as the program calls it", ("source", "name", "bytes", "blocks"), rows)
+                NotebookTable("The same, by the program's own names", ("source", "name", "bytes", "blocks"), rows)
             )
         if self.failure is not None:
             free = [(each.bytes, each.reason) for each in self.failure.free]
@@ -166,12 +166,12 @@ class Explanation(NotebookResult):
 
 
 def explain(recording: Recording, progress: Callable[[str], None] = lambda what: None) -> Explanation:
-    """Look at the moment of the peak and at the first failure, find what to change, and try what would help."""
+    """Examine the moment of the peak and the first failure, find what to change, and try what would help."""
     return explain_study(Study(recording), progress)
 
 
 def explain_study(study: Study, progress: Callable[[str], None] = lambda what: None) -> Explanation:
-    """The same for a recording of which something is worked out already, or will be asked for later."""
+    """Variant for a recording with results that exist already or are needed later."""
     recording = study.recording
     progress("replaying")
     result = recording.replay()
@@ -214,17 +214,17 @@ def explain_study(study: Study, progress: Callable[[str], None] = lambda what: N
 
 
 def at_peak(recording: Recording, settings: str | None = None) -> AtPeak:
-    """The peak of a run as recorded, or as it would have been under other settings. Raises SettingsError."""
+    """Return the peak of a run as recorded, or as it would have been under other settings. Raises SettingsError."""
     return _look(Study(recording), settings).found
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The peak, with what it was told from."""
+    """The peak, with the call that led to it."""
 
     found: AtPeak
     call: int
-    """That led to the peak; -1 for none."""
+    """The call that led to the peak; -1 for none."""
     moment: Moment
 
 
@@ -243,7 +243,7 @@ def _look(study: Study, settings: str | None = None) -> _Look:
 
 
 def _peak_at(study: Study, call: int, moment: Moment) -> Peak:
-    """Which code holds what at a moment, which a call led to."""
+    """Return which code holds what at a moment that a call led to."""
     recording = study.recording
     entry = recording.entry_of(call)
     lives, places = moment.live
@@ -266,9 +266,10 @@ def _peak_at(study: Study, call: int, moment: Moment) -> Peak:
 
 
 def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
-    """What can be said of a snapshot without a history: the moment at which it was taken.
+    """Explain a snapshot without a history: the moment at which it was taken.
 
-    `device` is the one with most reserved, unless given. Raises FormatError if the snapshot has no memory of it.
+    The default of `device` is the one with most reserved. Raises FormatError if the snapshot has no memory of the
+    device.
     """
     found = at_end(snapshot, device)
     return Explanation(
@@ -291,7 +292,10 @@ def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
 
 
 def at_end(snapshot: Snapshot, device: int | None = None) -> AtPeak:
-    """The moment at which a snapshot was taken, of the device with most reserved unless given. Raises FormatError."""
+    """Return the moment at which a snapshot was taken, by default of the device with most reserved.
+
+    Raises FormatError.
+    """
     segments, blocks = snapshot.segments, snapshot.blocks
     device = device_at_end(snapshot, device)
     mine = np.flatnonzero((segments.device[blocks.segment] == device) & (blocks.state != BlockState.UNMAPPED))
@@ -333,7 +337,7 @@ def _as_moment_blocks(snapshot: Snapshot, mine: NDArray[np.int64]) -> NDArray[np
 
 
 def _asker(recording: Recording, call: int, moment: Moment) -> tuple[int, tuple[int, int]]:
-    """Stream and pool of the request that led to a moment; else those that most is reserved for."""
+    """Return stream and pool of the request that led to a moment; else those with most reserved memory."""
     if call >= 0 and recording.calls["kind"][call] == Kind.MALLOC:
         asked = recording.calls[call]
         return int(asked["stream"]), recording.pool_id(int(asked["pool"]))
@@ -341,7 +345,7 @@ def _asker(recording: Recording, call: int, moment: Moment) -> tuple[int, tuple[
 
 
 def _asker_of_most(moment: Moment) -> tuple[int, tuple[int, int]]:
-    """The stream that most is reserved for, and the default pool."""
+    """Return the stream with most reserved memory, and the default pool."""
     streams = np.unique(moment.blocks["stream"])
     if len(streams) == 0:
         return 0, (0, 0)
@@ -352,9 +356,9 @@ def _asker_of_most(moment: Moment) -> tuple[int, tuple[int, int]]:
 def _suggestions(
     recording: Recording, recorded: Candidate, failure: Failure | None, growth: Growth | None
 ) -> tuple[Candidate, list[Candidate]]:
-    """The recorded run and the settings worth following, which are those that save memory or, after a failure, fit.
+    """Return the recorded run and the settings worth following: those that save memory or, after a failure, fit.
 
-    None are a cure for memory that grows with every step.
+    No settings are worth following if memory grows with every step.
     """
     if growth is not None:
         return recorded, []

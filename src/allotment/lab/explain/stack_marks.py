@@ -1,6 +1,6 @@
-"""What the frames of a stack tell about the memory that was allocated under it.
+"""What the frames of a stack show about the memory allocated under it.
 
-Only names of files and functions are looked at, those of PyTorch, of libraries around it and, for caches and hooks, of
+This examines only names of files and functions, those of PyTorch, of libraries around it and, for caches and hooks, of
 the program. A stack may have several marks.
 """
 
@@ -25,7 +25,7 @@ NOT_HOOKS = ("forward", "_slow_forward", "_call_impl", "_wrapped_call_impl", "in
 
 
 class Mark(IntFlag):
-    """Something that a stack tells."""
+    """A fact that a stack shows."""
 
     FORWARD = 1
     """A module's `forward`, or a function of `torch.nn`."""
@@ -35,7 +35,7 @@ class Mark(IntFlag):
     """A call of `backward()` or `torch.autograd.grad`, which starts the engine."""
     OPTIMIZER = 8
     LOADING = 16
-    """A module that is made, moved to a device, or filled from a file."""
+    """A module that is created, moved to a device, or filled from a file."""
     WORKSPACE = 32
     """A library's workspace."""
     CAPTURE = 64
@@ -43,7 +43,7 @@ class Mark(IntFlag):
     CACHE = 128
     """A cache of keys and values, by its name."""
     RECOMPUTE = 256
-    """A forward pass that is done again for the backward pass (checkpointing)."""
+    """A forward pass that is repeated for the backward pass (checkpointing)."""
     HOOK = 512
     """A hook of a module."""
     GRADIENT_BUCKET = 1024
@@ -55,7 +55,7 @@ class Mark(IntFlag):
 
 
 def marks_of(stacks: Sequence[Stack]) -> NDArray[np.uint16]:
-    """By stack: its marks."""
+    """Return the marks of each stack."""
     known: dict[Frame, int] = {}
     found = np.zeros(len(stacks), dtype=np.uint16)
     for place, stack in enumerate(stacks):
@@ -77,9 +77,10 @@ def marks_of(stacks: Sequence[Stack]) -> NDArray[np.uint16]:
 
 
 def _begins_backward(outermost: Frame) -> bool:
-    """Whether Python code was called by a thread of the autograd engine, by its outermost frame.
+    """Whether a thread of the autograd engine called the Python code, judged by its outermost frame.
 
-    That of a custom function, a recomputation or a compiled graph; in the program's own threads these are further in.
+    That frame is of a custom function, a recomputation or a compiled graph; in the program's own threads these are
+    further in.
     """
     file = outermost.filename.replace("\\", "/")
     if file.endswith("torch/autograd/function.py"):
@@ -88,7 +89,7 @@ def _begins_backward(outermost: Frame) -> bool:
 
 
 def hook_of(stack: Stack) -> Frame | None:
-    """The frame of a hook: a function other than `forward` that a module's call has called."""
+    """Return the frame of a hook: a function other than `forward` that a module's call has called."""
     for inner, outer in pairwise(frame for frame in stack if not is_compiled(frame)):
         is_call = outer.name in MODULE_CALLS and outer.filename.replace("\\", "/").endswith(MODULE_FILE)
         if is_call and inner.name not in NOT_HOOKS and "torch/nn/" not in inner.filename:
@@ -148,7 +149,7 @@ def _mark_of_compiled(name: str) -> Mark:
     mark = Mark(0)
     if "autograd::Engine::" in name or ("::apply" in name and ("Backward" in name or "AccumulateGrad" in name)):
         mark |= Mark.BACKWARD
-    # What is allocated while a handle of cuBLAS is made or fetched is its workspace.
+    # Memory allocated while a handle of cuBLAS is created or fetched is its workspace.
     if ("orkspace" in name and "autograd" not in name) or "BlasHandle" in name or "BlasLtHandle" in name:
         mark |= Mark.WORKSPACE
     return mark

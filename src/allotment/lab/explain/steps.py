@@ -1,10 +1,10 @@
 """Finds the steps of a run: a history that repeats itself, such as that of a training loop.
 
-A stack (or a size, where there are no stacks) that asks for memory once in every step is an *anchor*: between two of
-its requests lies one step. The best anchor is the one between whose requests most other stacks ask equally often, in
-stretches of about equal length. Where PyTorch noted each `Optimizer.step`, those notes are tried as well. Without
-stacks, and with sizes that change from step to step, no anchor may be found: then the times at which little is in use
-divide the run, if they come at regular distances.
+A stack (or a size, without stacks) that makes one request in every step is an *anchor*: between two of its requests
+lies one step. The best anchor is the one between whose requests most other stacks make equally many requests, at about
+equal distances. If PyTorch noted each `Optimizer.step`, those notes are tried as well. Without stacks, and with sizes
+that vary from step to step, no anchor may be found: then the moments at which little is in use divide the run, if they
+come at regular distances.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ MOST_TRIED = 40
 MOST_COUNTED = 100_000
 """Requests that are counted for each of them."""
 ENOUGH = 0.5
-"""The part of all requests that has to come back in every step."""
+"""The fraction of all requests that must return in every step."""
 AS_GOOD = 0.97
-"""Of two explanations of which one is this good beside the other, the one with more steps is taken."""
+"""If one of two explanations is this good relative to the other, the one with more steps wins."""
 USUAL = 0.8
-"""The part of the steps in which a stack has to ask equally often."""
+"""The fraction of the steps in which a stack must make equally many requests."""
 SLACK = 0.1
-"""By how much the number of a stack's requests may differ from step to step to count as equal."""
+"""By which fraction a stack's number of requests may vary from step to step and still count as equal."""
 COVERED = 0.4
-"""The part of the history that has to lie between anchors."""
+"""The fraction of the history that must lie between anchors."""
 VALLEY_SIDE = 0.75
-"""The part of the time that less is in use than at the side of a valley."""
+"""The fraction of the time in which less is in use than at the side of a valley."""
 VALLEY = 0.3
-"""What is in use in a valley, as a part of what is at its side."""
+"""Memory in use in a valley, as a fraction of that at its side."""
 NEAR = 0.25
-"""By how much of a step the lowest moment of a step may lie elsewhere than in most steps."""
+"""By which fraction of a step its lowest moment may be displaced from that of most steps."""
 TEARDOWN = 0.03
-"""The part of the history that may be the end of a program."""
+"""The fraction of the history that may be the end of a program."""
 OPTIMIZER_STEP = "Optimizer.step#"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Where the steps of a run lie."""
+    """The positions of the steps of a run."""
 
     count: int
-    """How many were begun."""
+    """Number of steps begun."""
     entries_each: int
-    """Entries of the history that a step has, in the median."""
+    """Median number of history entries of a step."""
     edges: NDArray[np.int64]
-    """Rising moments between steps, at each of which least passing memory is in use: step i + 1 lies between edge i and
-    the next. The last step may not be complete."""
+    """Ascending moments between steps, each with the least passing memory in use: step i + 1 lies between edge i and
+    the next. The last step may be incomplete."""
     passing: NDArray[np.int64]
-    """By moment: bytes in use of blocks that live for two steps at the most."""
+    """By moment: bytes in use of blocks that live for at most two steps."""
 
     def of(self, moments: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of the step that each moment is in, from 1 on; 0 before the first edge."""
+        """Return the number of the step that contains each moment, from 1 on; 0 before the first edge."""
         return np.searchsorted(self.edges, moments, "left")
 
 
 def steps_of(recording: Recording, blocks: Blocks, labels: list[Labels] | None = None) -> Steps | None:
-    """The steps of a recording; None if its history does not repeat itself."""
+    """Return the steps of a recording; None if its history does not repeat itself."""
     born = np.flatnonzero((blocks.begin >= 1) & (blocks.begin <= blocks.last) & (blocks.size > 0))
     born = born[np.argsort(blocks.begin[born], kind="stable")]
     anchors = _anchors(recording, blocks, born, labels_of(recording) if labels is None else labels)
@@ -75,7 +75,7 @@ def steps_of(recording: Recording, blocks: Blocks, labels: list[Labels] | None =
         return None
     moments = blocks.begin[born[anchors]]
     entries = recording.call_entries[moments - 1]
-    # What a program makes once and keeps would draw the edge of the first step to where it did not exist yet.
+    # Blocks that a program makes once and keeps would move the edge of the first step to before they existed.
     passing = blocks.in_use(blocks.freed - blocks.begin <= 2 * np.median(np.diff(moments)))
     return Steps(len(anchors), int(np.median(np.diff(entries))), _edges(moments, passing, blocks), passing)
 
@@ -83,7 +83,7 @@ def steps_of(recording: Recording, blocks: Blocks, labels: list[Labels] | None =
 def _anchors(
     recording: Recording, blocks: Blocks, born: NDArray[np.int64], labels: list[Labels]
 ) -> NDArray[np.int64] | None:
-    """Places in `born`, one in each step; None if there are no steps."""
+    """Return positions in `born`, one in each step; None if there are no steps."""
     if len(born) < 2 * LEAST_STEPS:
         return None
     stack = blocks.stack[born].astype(np.int64)
@@ -97,7 +97,7 @@ def _anchors(
     good = [(score, anchors) for score, anchors in found if score >= ENOUGH]
     if not good:
         return _between_valleys(blocks.begin[born], blocks.in_use())
-    # A stack that asks from some step on would be a perfect anchor for the rest of the run.
+    # A stack that makes requests only from some step on would be a perfect anchor for the rest of the run.
     ranks = [(score * (anchors[-1] - anchors[0] + np.median(np.diff(anchors))), anchors) for score, anchors in good]
     best = max(rank for rank, _ in ranks)
     chosen: NDArray[np.int64] = max((anchors for rank, anchors in ranks if rank >= AS_GOOD * best), key=len)
@@ -105,13 +105,13 @@ def _anchors(
 
 
 def _numbered(values: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Equal values get equal numbers, from zero on."""
+    """Number equal values equally, from zero on."""
     numbers: NDArray[np.int64] = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
     return numbers
 
 
 def _optimizer_steps(born: NDArray[np.int64], labels: list[Labels]) -> list[NDArray[np.int64]]:
-    """The first requests of each `Optimizer.step`, where PyTorch noted them."""
+    """Return the first requests of each `Optimizer.step`, if PyTorch noted them."""
     scopes = next((each for each in labels if each.source == "scope"), None)
     if scopes is None:
         return []
@@ -124,7 +124,7 @@ def _optimizer_steps(born: NDArray[np.int64], labels: list[Labels]) -> list[NDAr
 
 
 def _candidates(tokens: NDArray[np.int64], noted: list[NDArray[np.int64]]) -> list[tuple[float, NDArray[np.int64]]]:
-    """How well each of some anchors explains the requests, whose tokens are given in order."""
+    """Return how well each of some anchors explains the requests, whose tokens are given in order."""
     order = np.argsort(tokens, kind="stable")
     counts = np.bincount(tokens)
     starts = np.concatenate([[0], np.cumsum(counts)])
@@ -144,7 +144,7 @@ def _candidates(tokens: NDArray[np.int64], noted: list[NDArray[np.int64]]) -> li
 
 
 def _some_tokens(counts: NDArray[np.int64]) -> list[int]:
-    """Tokens that are counted: all, or as many as stay below a bound, spread over all numbers of requests."""
+    """Return tokens to count: all, or as many as stay below a bound, spread over all numbers of requests."""
     by_count = np.argsort(counts, kind="stable")
     by_count = by_count[counts[by_count] > 0]
     stride = max(1, int(counts.sum()) // MOST_COUNTED)
@@ -163,7 +163,7 @@ def _score(
     counted: list[int],
     total: int,
 ) -> float:
-    """The part of the requests that come back in every stretch between anchors, if these are about equally long."""
+    """Return the fraction of requests that return in every interval between anchors, if these have about one length."""
     gaps = np.diff(anchors)
     middle = float(np.median(gaps))
     if (anchors[-1] - anchors[0] + middle) < COVERED * total or middle < 2:
@@ -185,10 +185,10 @@ def _score(
 
 
 def _between_valleys(born: NDArray[np.int64], in_use: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """The first requests behind each time at which little is in use; None if these times are not regular.
+    """Return the first requests after each time at which little is in use; None if these times are not regular.
 
-    Memory that stays to the end counts for nothing, so that a leak does not hide the valleys; nor does the end itself,
-    where a program may free everything.
+    Memory that stays to the end is ignored, so that a leak does not hide the valleys; so is the end itself, where a
+    program may free everything.
     """
     in_use = in_use[: int(len(in_use) * (1 - TEARDOWN))]
     if len(in_use) == 0:
@@ -197,7 +197,7 @@ def _between_valleys(born: NDArray[np.int64], in_use: NDArray[np.int64]) -> NDAr
     high = np.quantile(above, VALLEY_SIDE)
     if high <= 0:
         return None
-    # A step begins where the curve first is high again after it was low.
+    # A step begins where the curve is high again for the first time after it was low.
     level = np.where(above >= high, 1, np.where(above <= VALLEY * high, -1, 0))
     marks = np.flatnonzero(level)
     rises = marks[1:][(level[marks[1:]] == 1) & (level[marks[:-1]] == -1)]
@@ -212,10 +212,11 @@ def _between_valleys(born: NDArray[np.int64], in_use: NDArray[np.int64]) -> NDAr
 
 
 def _edges(anchors: NDArray[np.int64], passing: NDArray[np.int64], blocks: Blocks) -> NDArray[np.int64]:
-    """The moments between steps: with least passing memory between each two anchors, before the first, after the last.
+    """Return the moments between steps: with least passing memory between each two anchors, before the first, after the
+    last.
 
-    Most steps agree on how far from its anchor this moment is. In the others, above all in the first and in one that is
-    not complete, it is taken from those.
+    Most steps agree on the distance of this moment from the anchor. The others, above all the first step and an
+    incomplete one, use the distance of those.
     """
     gaps = np.diff(anchors)
     middle = int(np.median(gaps))
@@ -227,12 +228,12 @@ def _edges(anchors: NDArray[np.int64], passing: NDArray[np.int64], blocks: Block
     first = before + _last_lowest(passing[before : int(anchors[0])])
     after = int(anchors[-1] + part * middle)
     edges = np.unique(np.concatenate([[first], inner, [after] if after <= blocks.last else []]).astype(np.int64))
-    # Where a program frees everything at its end, that is not a moment between steps.
+    # The end, where a program frees everything, is not a moment between steps.
     in_use = blocks.in_use()[edges]
     ends_there = len(edges) > LEAST_STEPS and in_use[-1] < (1 - SLACK) * in_use[-2]
     return edges[:-1] if ends_there else edges
 
 
 def _last_lowest(values: NDArray[np.int64]) -> int:
-    """Where the lowest value stands last: what comes before the next rise is of the step that ends."""
+    """Return the last position of the lowest value: what precedes the next rise belongs to the step that ends."""
     return len(values) - 1 - int(np.argmin(values[::-1]))

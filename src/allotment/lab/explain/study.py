@@ -1,4 +1,4 @@
-"""What is worked out once about a recording and used by all parts of an explanation."""
+"""Results about a recording that are computed once and used by all parts of an explanation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Study"]
 
 
 class Study:
-    """A recording with its blocks, steps, origins and kinds, each computed when it is first asked for."""
+    """A recording with its blocks, steps, origins and kinds, each computed on first use."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -33,12 +33,12 @@ class Study:
 
     @cached_property
     def labels(self) -> list[Labels]:
-        """What the program said about its memory."""
+        """What the program says about its memory."""
         return labels_of(self.recording)
 
     @cached_property
     def in_use(self) -> NDArray[np.int64]:
-        """By moment: bytes requested and not yet freed."""
+        """Bytes requested and not yet freed, by moment."""
         return self.blocks.in_use()
 
     @cached_property
@@ -53,12 +53,12 @@ class Study:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """What kind of memory each block is."""
+        """Kind of memory of each block."""
         from allotment.lab.explain.kinds import classify
 
         return classify(self)
 
     def lines_of(self, lives: NDArray[np.int64]) -> list[str]:
-        """The line of each of these blocks."""
+        """Return the line of each of these blocks."""
         lines = self.origins.lines
         return [lines[number] for number in self.origins.of_life[lives].tolist()]

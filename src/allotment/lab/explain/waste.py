@@ -1,4 +1,4 @@
-"""Memory that is held and not in use, by cause. The causes add up to the byte."""
+"""Memory that is held and not in use, by cause. The causes add up to the total exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Waste:
     """Bytes by cause."""
 
     rounding: int
-    """Blocks in use are larger than what was asked for."""
+    """Blocks in use are larger than requested."""
     pieces: int
     """Free for the request, but beside blocks in use, and not large enough."""
     other_streams: int
@@ -25,20 +25,20 @@ class Waste:
     private_pools: int
     """Free, in other pools."""
     waiting: int
-    """Freed by the user, and still waited for on other streams."""
+    """Freed by the user, but other streams may still use it."""
     unreleased: int
-    """Free for the request, and could go back to the device."""
+    """Free for the request, and could be released to the device."""
 
     @property
     def total(self) -> int:
-        """Reserved less what was asked for and is in use."""
+        """Reserved bytes less the requested bytes in use."""
         return sum(int(getattr(self, field.name)) for field in fields(self))
 
 
 def waste_at(moment: Moment, stream: int | None, pool: tuple[int, int]) -> Waste:
-    """What is wasted at a moment, as a request on this stream, for this pool, sees it.
+    """Return the waste at a moment, from the point of view of a request on this stream, for this pool.
 
-    `stream` None: where free memory is for all streams.
+    `stream` None: free memory serves all streams.
     """
     used = moment.having(BlockState.ACTIVE_ALLOCATED)
     waiting = moment.having(BlockState.ACTIVE_PENDING_FREE)

@@ -1,9 +1,9 @@
 """The device of a replay: addresses and capacity, answers from a tape, events that finish when the loop says so.
 
-It is a small variant of the simulated device. That one keeps exact records and serves any program; only one loop on one
-thread uses this one, so it needs neither a lock nor records, and a call costs almost nothing.
+It is a small variant of the simulated device. The simulated device keeps exact records and serves any program. Only one
+loop on one thread uses this device, so it needs neither a lock nor records, and a call costs almost nothing.
 
-- While it follows a tape, a new segment is where the recording has it, and refused where the recording refused it.
+- While it follows a tape, a new segment is at its recorded address, and refused if the recording refused it.
 - Otherwise a segment is at the next suggested address, if that one has the same size and is free; else at the
   lowest address with room, as with drivers. Up to `capacity` in all.
 - An event has the number of the call (`due`) at whose beginning its stream has reached it.
@@ -52,13 +52,13 @@ cdef struct ReplayState:
     Place* places               # segments that this device placed, by address
     size_t place_count, place_room
     address_t packed_end        # own places are contiguous up to here: no room before
-    const Place* suggestions    # where the recording had its segments, in order
+    const Place* suggestions    # addresses of the recording's segments, in order
     size_t suggestion_count, suggestions_used
-    address_t next_range        # ranges are few and large: one behind the other
-    address_t placed            # where the next segment or range is, not 0 while a layout is being restored
+    address_t next_range        # ranges are few and large: they follow each other
+    address_t placed            # address of the next segment or range; not 0 while a layout is being restored
     Tape* tape
     int64_t now                 # number of the call that is being replayed
-    int64_t due                 # given to the events that are recorded next
+    int64_t due                 # the due of the events recorded next
     int64_t* event_due          # by event handle
     size_t event_count, event_room
 

@@ -19,7 +19,7 @@ from allotment.lab.replay.driver_costs import driver_costs
 cdef enum:
     GRANULARITY = 2097152
 
-# Above every address a recording can hold, so that the two never meet.
+# Above every address that a recording can contain, so that the two never meet.
 cdef address_t OWN_SEGMENTS = <address_t> 1 << 57
 cdef address_t OWN_RANGES = <address_t> 1 << 58
 
@@ -79,7 +79,7 @@ cdef bint is_free(const ReplayState* device, address_t address, bytes_t size) no
 
 
 cdef address_t suggested_address(ReplayState* device, bytes_t size) noexcept nogil:
-    """0 for none."""
+    """Return the next suggested address for a segment of this size; 0 for none."""
     cdef const Place* place
     if device.suggestions_used == device.suggestion_count:
         return 0
@@ -178,7 +178,7 @@ cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept
 
 
 cdef status_t range_reserve(void* self, bytes_t size, stream_t stream, address_t* address) noexcept nogil:
-    """A new range is backed from its first page on, so the page mapped next is where it begins."""
+    """Reserve a range. A new range is backed from its first page on, so it begins at the page that is mapped next."""
     cdef ReplayState* device = <ReplayState*> self
     if device.placed != 0:
         address[0] = take_placed(device)

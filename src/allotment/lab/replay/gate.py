@@ -97,7 +97,7 @@ def check_segments(snapshot: Snapshot, device: int) -> None:
         ~_is_place(blocks.address, blocks.size)
         | (blocks.size == 0)
         | (blocks.size % ALIGNMENT != 0)
-        | ((blocks.requested_size > blocks.size) & (blocks.state != BlockState.INACTIVE))  # which is left over there
+        | ((blocks.requested_size > blocks.size) & (blocks.state != BlockState.INACTIVE))  # stale there
     )
     for found in np.flatnonzero(wrong_block)[:1].tolist():
         raise FormatError(

@@ -1,8 +1,8 @@
 """The state at the beginning of a history that does not begin empty.
 
-History may be switched on in mid-run, and its ring may overflow. Two sources show the earlier state: blocks that are
-freed but were never allocated, and blocks that still exist at the end. Together they give the segments and the blocks
-in use at the first entry, and the gaps between them.
+Recording may begin in mid-run, and the ring of the history may overflow. Two sources show the earlier state: blocks
+that are freed but were never allocated, and blocks that still exist at the end. Together they give the segments and the
+blocks in use at the first entry, and the gaps between them.
 
 One thing is not certain. A large block can be up to 1 MiB larger than its request, and a free records only the request.
 A gap of up to 1 MiB after a block is such an excess, since no free block is that small; with a larger gap the excess is
@@ -157,7 +157,7 @@ class _LaterRequests:
         self._addresses = history.address[self._entries]
 
     def first_in(self, start: int, end: int) -> tuple[int, int] | None:
-        """Address and entry."""
+        """Return address and entry of the first such request; None if there is none."""
         low, high = np.searchsorted(self._addresses, np.array([start, end], dtype=np.uint64))
         if low == high:
             return None
@@ -208,7 +208,7 @@ class _Cut:
         return pages is not None and not pages.at(address // PAGE)
 
     def _end_of_kind(self, end: int) -> int:
-        """The end of the memory with the same mapping state as the current address."""
+        """Return the end of the memory with the same mapping state as the current address."""
         pages = self._life.first_pages
         if pages is None:
             return end

@@ -88,7 +88,7 @@ class Intervals(Generic[Value]):
         return value if point < end else None
 
     def end_of_kind(self, point: int, end: int) -> int:
-        """How far from a point on, at most to the end, all have a value or none has."""
+        """Return how far from a point on, at most to the end, all points have a value or none has."""
         start = self._starts.at_or_before(point)
         if start is None or self._found[start][0] <= point:
             following = self._starts.after(point)
@@ -99,7 +99,7 @@ class Intervals(Generic[Value]):
         return min(last, end)
 
     def first_in(self, start: int, end: int) -> Value | None:
-        """The value of the first stretch that has a part of this one; None for none."""
+        """Return the value of the first interval that overlaps this one; None for none."""
         if start >= end:
             return None
         if (value := self.at(start)) is not None:
@@ -108,7 +108,7 @@ class Intervals(Generic[Value]):
         return self._found[following][1] if following is not None and following < end else None
 
     def put(self, start: int, end: int, value: Value) -> int:
-        """Give a stretch a value, whatever it had; how much of it had none."""
+        """Give an interval a value, whatever it had before; return how much of it had none."""
         if start >= end:
             return 0
         had = sum(piece_end - piece_start for piece_start, piece_end, _ in self.clear(start, end))
@@ -116,7 +116,7 @@ class Intervals(Generic[Value]):
         return end - start - had
 
     def clear(self, start: int, end: int) -> list[tuple[int, int, Value]]:
-        """Take the values of a stretch away; the parts of it that had one."""
+        """Remove the values of an interval; return its parts that had one."""
         taken: list[tuple[int, int, Value]] = []
         if start >= end:
             return taken
@@ -142,7 +142,7 @@ class Intervals(Generic[Value]):
         self._found[start] = (end, value)
 
     def __iter__(self) -> Iterator[tuple[int, int, Value]]:
-        """Start, end and value of all, in order."""
+        """Yield start, end and value of all intervals, in order."""
         for start in self._starts:
             end, value = self._found[start]
             yield start, end, value

@@ -1,10 +1,10 @@
-"""What a replay did, kept while it runs: where every block was put, which memory was obtained and given back.
+"""A record of what a replay did: the place of every block, and the memory obtained and released.
 
-From these three lists memory can be drawn at any moment, without making the calls again: a block has one place for all
-of its life, and the calls themselves say when lives begin and end. Only two things do not follow from the calls, and so
-are heard from the engine: memory obtained or given back, and when a free that waited was completed.
+From these three lists the state of memory at any moment follows, without making the calls again: a block has one place
+for all of its life, and the calls themselves say when lives begin and end. Only two things do not follow from the
+calls, so the engine reports them: memory obtained or released, and when a free that waited was completed.
 
-A journal is bounded by the history: one place for each block, one line for each entry about a segment or a late free.
+The history bounds the journal: one place for each block, one line for each entry about a segment or a late free.
 """
 
 from libc.stddef cimport size_t
@@ -20,19 +20,19 @@ cdef packed struct SegmentEvent:
     uint64_t size
     uint64_t stream
     uint64_t pool_first, pool_second
-    uint64_t page               # memory comes and goes in these; 0: the segment as a whole
-    int32_t call                # in which it happened; -1 before the history
-    int32_t obtained            # 1, or 0: given back
+    uint64_t page               # memory is obtained and released in these; 0: the segment as a whole
+    int32_t call                # the call in which it happened; -1 before the history
+    int32_t obtained            # 1: obtained; 0: released
 
 cdef packed struct LateFree:
     uint64_t address
-    int32_t call                # that completed it
+    int32_t call                # the call that completed it
 
 cdef struct Journal:
     Engine* engine
-    Tape* tape                  # that hears the entries too; NULL for none
+    Tape* tape                  # that gets the entries too; NULL for none
     int32_t now                 # the call that is being made
-    address_t freeing           # what this call frees: no news if that completes at once
+    address_t freeing           # the address that this call frees: not recorded if that completes at once
     address_t* address          # by block
     bytes_t* size
     int32_t* placed_by          # the call that made it; -1 before the history
@@ -47,7 +47,7 @@ cdef void journal_clear(Journal* journal) noexcept nogil
 
 
 cdef inline void journal_note(Journal* journal, int32_t number, const Block* block) noexcept nogil:
-    """A block of the workload has its place."""
+    """Record the place of a block of the workload."""
     journal.address[number] = block.address
     journal.size[number] = block.size
     journal.placed_by[number] = journal.now

@@ -22,7 +22,10 @@ assert SEGMENT_EVENT.itemsize == sizeof(SegmentEvent) and LATE_FREE.itemsize == 
 
 
 cdef uint64_t page_at(const Engine* engine, address_t address, uint64_t size) noexcept nogil:
-    """The size of the pages there. Ranges are few; those of another placement than PyTorch's are not on the list."""
+    """Return the size of the pages there.
+
+    Ranges are few; those of a placement other than PyTorch's are not in the list.
+    """
     cdef const Range* range_ = engine.first_range
     while range_ != NULL:
         if range_.page > 0 and range_.base <= address < range_.base + range_.size:

@@ -1,8 +1,8 @@
 # cython: boundscheck=False, nonecheck=False
 # Only C data, validated by the gate and the workload: see records.pxd.
-"""The compiled loop of a replay: the calls of a workload, straight into the engine's C functions.
+"""The compiled loop of a replay: passes the calls of a workload straight to the engine's C functions.
 
-What a call is, and what its fields mean, is said in records.pxd.
+records.pxd says what a call is, and what its fields mean.
 """
 
 from libc.stddef cimport size_t
@@ -60,7 +60,7 @@ cdef stream_t OTHER_STREAMS = <stream_t> 1 << 63     # handles that no recorded 
 
 
 def rounded_sizes(settings: Settings, requests: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """What each request becomes under these settings."""
+    """Return what each request is rounded to under these settings."""
     cdef Tuning tuning
     cdef const uint64_t[::1] asked = numpy.ascontiguousarray(requests, dtype=numpy.uint64)
     cdef uint64_t[::1] rounded = numpy.zeros(len(requests), dtype=numpy.uint64)
@@ -72,7 +72,7 @@ def rounded_sizes(settings: Settings, requests: NDArray[np.uint64]) -> NDArray[n
 
 
 cdef Block* grow_from_nothing(Engine* engine, Request* request) noexcept nogil:
-    """Grow in a new range, although there may be room in those that the free list has."""
+    """Grow in a new range, although the free list's ranges may have room."""
     cdef Block* others = request.free_list.unmapped
     cdef Block* block
     cdef Block* tail
@@ -111,7 +111,7 @@ cdef void describe(const Block* block, MomentBlock* out) noexcept nogil:
 
 
 cdef object copied(const void* records, size_t count, object dtype):
-    """C records as an array."""
+    """Return C records as an array."""
     cdef unsigned char[::1] bytes_of
     found = numpy.zeros(count, dtype=dtype)
     if count > 0:
@@ -134,14 +134,14 @@ cdef class Replay:
     cdef object places                  # and of the suggestions
     cdef address_t[::1] addresses       # by block; 0 while it has none
     cdef uint64_t[:, ::1] pools         # ids, by number; number 0 is the default pool
-    cdef unsigned char[::1] pool_known  # made, and held by us
+    cdef unsigned char[::1] pool_known  # created, and used by this replay
     cdef uint64_t[:, ::1] samples       # live and reserved bytes
     cdef int64_t sample_stride
-    cdef int64_t last_quarter           # the call it begins with
-    cdef int64_t calls_before           # of the device, before it
+    cdef int64_t last_quarter           # its first call
+    cdef int64_t calls_before           # device calls before it
     cdef readonly int64_t refused       # requests that ended out of memory
     cdef readonly double seconds
-    cdef readonly double cpu_seconds    # of this thread: the time of one core, however busy the machine is
+    cdef readonly double cpu_seconds    # CPU time of this thread, however busy the machine is
 
     def __cinit__(
         self,
@@ -160,7 +160,7 @@ cdef class Replay:
         self.pools = pools
         self.pool_known = numpy.zeros(len(pools), dtype=numpy.uint8)
         fill_tuning(&tuning, settings)
-        tuning.release_lock = False     # one thread, which never waits for the device
+        tuning.release_lock = False     # the only thread never waits for the device
         fill_rules(&rules, rules_of(settings.compat))
         with nogil:
             self.engine = engine_create(&(<Device> self.device).table, &tuning, &rules, placement, &failure)
@@ -191,7 +191,7 @@ cdef class Replay:
         size: NDArray[np.uint64],
         stream: NDArray[np.uint64],
     ) -> None:
-        """Compare from now on with a recording, and answer from it. The columns are changed."""
+        """Compare with a recording from now on, and take answers from it. Changes the columns."""
         cdef unsigned char[::1] actions = action
         cdef uint64_t[::1] addresses = address
         cdef uint64_t[::1] sizes = size
@@ -212,7 +212,7 @@ cdef class Replay:
             trace_track(&self.engine.trace, tape_hear, &self.tape)
 
     def keep_journal(self) -> None:
-        """Keep from now on what is done, for `places`, `segment_events` and `late_frees`; see journal.pxd."""
+        """Record what is done from now on, for `places`, `segment_events` and `late_frees`; see journal.pxd."""
         cdef uint64_t[::1] addresses = numpy.zeros(len(self.addresses), dtype=numpy.uint64)
         cdef uint64_t[::1] sizes = numpy.zeros(len(self.addresses), dtype=numpy.uint64)
         cdef int32_t[::1] placed_by = numpy.full(len(self.addresses), -1, dtype=numpy.int32)
@@ -224,12 +224,12 @@ cdef class Replay:
         self.journal.address = &addresses[0]
         self.journal.size = &sizes[0]
         self.journal.placed_by = &placed_by[0]
-        self.engine.trace.moment = 1    # no entry's time is looked at
+        self.engine.trace.moment = 1    # nobody reads the entries' times
         trace_track(&self.engine.trace, journal_hear, self.journal)
 
     @property
     def block_places(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int32]]:
-        """By block of the workload: address, size and the call that placed it, -1 for one before the history.
+        """Return by block of the workload: address, size and the call that placed it, -1 for one before the history.
 
         pre: a journal is kept. A block that was never placed has size 0.
         """
@@ -237,13 +237,13 @@ cdef class Replay:
 
     @property
     def segment_events(self) -> NDArray[np.void]:
-        """`SEGMENT_EVENT` records in order. pre: a journal is kept"""
+        """Return `SEGMENT_EVENT` records in order. pre: a journal is kept"""
         self.check_journal()
         return copied(self.journal.segments, self.journal.segment_count, SEGMENT_EVENT)
 
     @property
     def late_frees(self) -> NDArray[np.void]:
-        """`LATE_FREE` records in order. pre: a journal is kept"""
+        """Return `LATE_FREE` records in order. pre: a journal is kept"""
         self.check_journal()
         return copied(self.journal.late, self.journal.late_count, LATE_FREE)
 
@@ -261,7 +261,7 @@ cdef class Replay:
 
     @property
     def difference(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
-        """(entry, (action, address, size, stream)) of the first difference; None if there is none."""
+        """Return (entry, (action, address, size, stream)) of the first difference; None if there is none."""
         cdef Tape* tape = &self.tape
         if tape.differs:
             return tape.at, (tape.got.action, tape.got.address, tape.got.size, tape.got.stream)
@@ -269,7 +269,7 @@ cdef class Replay:
             return tape.at, None
         return None
 
-    # --- the state that a history begins in ------------------------------------------------------------------
+    # --- the state at the beginning of a history --------------------------------------------------------------
 
     def restore(self, layouts: NDArray[np.void], pieces: NDArray[np.void]) -> None:
         """Lay segments out as they were when the recording began."""
@@ -292,7 +292,7 @@ cdef class Replay:
             piece += (<Layout*> &layout_bytes[0])[i].pieces
 
     cdef bint lay_out(self, const Layout* layout, const Piece* pieces, Failure* failure) noexcept nogil:
-        """One segment, cut into its pieces from front to back; then the unused pieces are freed.
+        """Cut one segment into its pieces from front to back; then free the unused pieces.
 
         pre: the pieces add up to the segment, or to less than its last page
         """
@@ -357,7 +357,7 @@ cdef class Replay:
         return pool_find(self.engine, self.pools[number, 0], self.pools[number, 1])
 
     cdef bint know_pool(self, int32_t pool, Failure* failure) noexcept nogil:
-        """Create a private pool at its first use; the replay stays one of its users until its release is replayed."""
+        """Create a private pool on first use; the replay stays one of its users until its release is replayed."""
         if pool == 0 or self.pool_known[pool]:
             return True
         if not pool_create_or_incref(self.engine, self.pools[pool, 0], self.pools[pool, 1], NULL, NULL, failure):
@@ -381,7 +381,7 @@ cdef class Replay:
     # --- the loop --------------------------------------------------------------------------------------------
 
     def begin_window(self) -> None:
-        """Start counting here: the calls before only restored the initial state."""
+        """Start counting here: earlier calls only restored the initial state."""
         stats_reset_peak(&self.engine.stats)
         stats_reset_accumulated(&self.engine.stats)
         memset(self.device.state.calls, 0, sizeof(self.device.state.calls))
@@ -390,7 +390,7 @@ cdef class Replay:
         self.seconds = self.cpu_seconds = 0.0
 
     def sample(self, samples: NDArray[np.uint64], stride: int) -> None:
-        """Keep the largest live and reserved size of every `stride` calls."""
+        """Store the largest live and reserved size of every `stride` calls."""
         self.samples = samples
         self.sample_stride = stride
 
@@ -401,7 +401,7 @@ cdef class Replay:
         stop_at_difference: bool = False,
         background: bool = False,
     ) -> bool:
-        """Make the calls; False if it stopped early because one ran out of memory or differed.
+        """Make the calls; return False if one ran out of memory or differed, which stops the loop.
 
         `background` calls are from before the history: their events do not finish by themselves.
         """
@@ -430,7 +430,7 @@ cdef class Replay:
 
     cdef int64_t make_calls(self, const Call* calls, int64_t count, const Until* until,
                             Failure* failure) noexcept nogil:
-        """The number of calls made: `count`, or the call that stopped it."""
+        """Return the number of calls made: `count`, or the call that stopped it."""
         cdef Engine* engine = self.engine
         cdef ReplayState* device = &self.device.state
         cdef address_t* addresses = &self.addresses[0]
@@ -460,7 +460,7 @@ cdef class Replay:
                         if self.journal != NULL:
                             journal_note(self.journal, call.block, block)
                     else:
-                        # Recorded as out of memory: its lifetime is unknown.
+                        # Recorded as out of memory, so its lifetime is unknown.
                         engine_free(engine, block.address, 0, failure)
                 else:
                     failure[0] = request.failure
@@ -485,7 +485,7 @@ cdef class Replay:
         return count
 
     cdef Block* serve_privately(self, int32_t pool, Request* request) noexcept nogil:
-        """Allocate from a private pool; from the default one if that pool is closed, which no real recording has."""
+        """Allocate from a private pool; from the default one if that pool is closed, which no real recording does."""
         cdef Block* block
         if not self.route_to(pool, &request.failure):
             if self.tape.following:
@@ -507,7 +507,7 @@ cdef class Replay:
             self.device.state.due = call.due
             ok = (engine_record_stream(engine, address, OTHER_STREAMS + <stream_t> call.stream, failure)
                   and engine_free(engine, address, 0, failure))
-            self.device.state.due = 0       # events that no recording tells of finish at once
+            self.device.state.due = 0       # events that no recording contains finish at once
             return ok
         if call.kind == EMPTY_CACHE:
             return engine_empty_cache(engine, 0, 0, 0, failure)
@@ -524,10 +524,10 @@ cdef class Replay:
         self.samples[slot, 0] = max(self.samples[slot, 0], live)
         self.samples[slot, 1] = max(self.samples[slot, 1], reserved)
 
-    # --- what came of it -------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, Any]:
-        """The counters of the window."""
+        """Return the counters of the window."""
         cdef const Stats* stats = &self.engine.stats
         return {
             "peak_requested_bytes": stats.requested_bytes.peak[ALL],
@@ -542,11 +542,11 @@ cdef class Replay:
 
     @property
     def driver_ms(self) -> float:
-        """The cost of the window's driver calls, in milliseconds."""
+        """Return the cost of the window's driver calls, in milliseconds."""
         return self.device.state.microseconds / 1000
 
     def driver(self) -> dict[str, Any]:
-        """The window's driver calls."""
+        """Return the window's driver calls."""
         cdef const ReplayState* device = &self.device.state
         calls = {kind: device.calls[i] for i, kind in enumerate(CALLS)}
         return {
@@ -559,7 +559,8 @@ cdef class Replay:
         }
 
     def moment(self) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
-        """Every mapped block as it is now, by address, and the address of every block of the workload, 0 for none.
+        """Return every mapped block as it is now, by address, and the address of every block of the workload, 0 for
+        none.
 
         Only for PyTorch's placement, as `blocks`.
         """
@@ -592,9 +593,9 @@ cdef class Replay:
         return found[numpy.argsort(found["address"], kind="stable")], addresses
 
     def blocks(self) -> list[tuple[int, int, int]]:
-        """(address, size, state) of every mapped block, by address; the states are of `BlockState`.
+        """Return (address, size, state) of every mapped block, by address; the states are those of `BlockState`.
 
-        Only for PyTorch's placement: it is compared with recordings, which have no other placement.
+        Only for PyTorch's placement, because it is compared with recordings, which have no other placement.
         """
         cdef Range* range_ = self.engine.first_range
         cdef Block* block

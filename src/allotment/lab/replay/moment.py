@@ -83,9 +83,9 @@ class Deeds:
     """The effects of a replay that do not follow from its calls; see journal.pxd."""
 
     requests: NDArray[np.void]
-    """`CALL` records of the blocks that were there before the history."""
+    """`CALL` records of the blocks that existed before the history."""
     waiting: NDArray[np.void]
-    """`CALL` records of frees that had been requested before the history."""
+    """`CALL` records of frees that were requested before the history."""
     address: NDArray[np.uint64]
     """By life."""
     size: NDArray[np.uint64]

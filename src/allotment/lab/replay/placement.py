@@ -131,7 +131,7 @@ class Placement:
         return len(self.lives) - 1
 
     def _ranges_at_first(self, entries: NDArray[np.int64], ranges: _Ranges) -> None:
-        """Find the expandable memory that existed before: the final state, with the history undone."""
+        """Find the expandable memory that existed before: take the final state and undo the history."""
         history = self.history
         owner: Intervals[tuple[int, bool]] = Intervals()
         for start, end, (stream, small, _) in self._final.pages:
@@ -158,7 +158,10 @@ class Placement:
             last.size = end * PAGE - last.address
 
     def _map(self, ranges: _Ranges, address: int, size: int, stream: int, entry: int) -> int:
-        """A range is mapped from its front, so new pages extend it or fill a hole; others begin a new range."""
+        """Map pages.
+
+        A range is mapped from its front, so new pages extend it or fill a hole; others begin a new range.
+        """
         number = ranges.at_or_before(address)
         life = self.lives[number] if number >= 0 else None
         if life is None or life.stream != stream or address > life.address + life.size:
@@ -175,7 +178,7 @@ class Placement:
     # --- pools ---------------------------------------------------------------------------------------------------
 
     def _read_pools(self) -> None:
-        """Newer recordings name the pool in every entry."""
+        """Read pools from the entries: newer recordings name the pool in every entry."""
         ids = self.history.pool_ids
         if ids is None:
             return

@@ -5,11 +5,11 @@ from libc.stdint cimport int32_t, uint64_t
 cdef enum CallKind:             # the kind of a call
     MALLOC
     FREE
-    FREE_SHARED                 # of a block that other streams use
+    FREE_SHARED                 # FREE of a block that other streams use
     EMPTY_CACHE
     EMPTY_POOL
     RELEASE_POOL                # the last user of a private pool leaves
-    POLL                        # frees complete, and nothing else happens
+    POLL                        # frees complete; nothing else happens
 
 cdef packed struct Call:
     uint64_t size

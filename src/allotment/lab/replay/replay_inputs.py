@@ -1,6 +1,6 @@
 """The inputs of a replay: the calls, the state before them, and the pools they were for.
 
-Much of it is certain. The rest is assumed, and an assumption is changed if the recording contradicts it.
+Much of it is certain. The rest is assumed; an assumption changes if the recording contradicts it.
 """
 
 from __future__ import annotations
@@ -145,14 +145,14 @@ class ReplayInputs:
                 yield "pool of segment", number, pool
 
     def _compare(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
-        """The first difference."""
+        """Return the first difference."""
         run = self.follower()
         run.run(self.workload.calls, stop_at_difference=True)
         return run.difference
 
     @property
     def all_calls(self) -> tuple[NDArray[np.void], int]:
-        """The calls, preceded by those that lead to the state before them, and the number of the latter."""
+        """Return the calls, preceded by those that lead to the state before them, and the number of the latter."""
         initial = self.initial
         calls = np.concatenate([initial.requests, initial.frees, self.workload.calls])
         return calls, len(initial.requests) + len(initial.frees)
@@ -167,7 +167,7 @@ class ReplayInputs:
 
     @cached_property
     def _most(self) -> tuple[int, int, int]:
-        """The largest request of the history, the most memory allocated from the device, and the number of streams."""
+        """Return the largest request, the most memory allocated from the device, and the number of streams."""
         history = self.history
         asked = history.size[(history.action == Action.ALLOC) | (history.action == Action.OOM)].max(initial=0)
         return int(asked), int(history.reserved.max(initial=0)), len(np.unique(history.stream))

@@ -251,18 +251,18 @@ class Recording:
         return self._premises.all_calls
 
     def entry_of(self, call: int) -> int:
-        """The index in the file's history of a call's entry; -1 before the first."""
+        """Return the index in the file's history of a call's entry; -1 before the first."""
         entries = self._premises.workload.entries
         return int(self._history.kept[min(int(entries[call]), len(self._history) - 1)]) if call >= 0 else -1
 
     @property
     def waiting_frees(self) -> int:
-        """How many frees waited for other streams."""
+        """Return how many frees waited for other streams."""
         return int(np.count_nonzero(self.calls["kind"] == Kind.FREE_SHARED))
 
     @property
     def call_entries(self) -> NDArray[np.int64]:
-        """By call: the index of its entry in the file's history."""
+        """Return by call the index of its entry in the file's history."""
         last = len(self._history) - 1
         return np.asarray(self._history.kept[np.minimum(self._premises.workload.entries, last)])
 
@@ -273,12 +273,12 @@ class Recording:
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """Those that `stacks_of_all` numbers."""
+        """The stacks that `stacks_of_all` numbers."""
         return self.snapshot.stacks
 
     @property
     def allocated_at(self) -> NDArray[np.int64]:
-        """By life: the entry in the file's history that allocated it; -1 if that was before."""
+        """Return by life the entry in the file's history that allocated it; -1 if that was before."""
         history = self._history
         found = np.full(self._premises.initial.block_count, -1, dtype=np.int64)
         seen = np.flatnonzero(history.allocated_at >= 0)
@@ -286,7 +286,7 @@ class Recording:
         return found
 
     def lives_at(self, addresses: NDArray[np.uint64], entries: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The last life that began at each address before an entry of the file's history; -1 where none is known."""
+        """Return the last life that began at each address before an entry of the file's history; -1 if unknown."""
         history = self._history
         # Lives are numbered by address, then by time.
         known, rank = np.unique(history.address[history.first_entry], return_inverse=True)
@@ -300,7 +300,7 @@ class Recording:
         return np.where(is_there, life, -1)
 
     def curve(self, settings: Settings | str | None = None, capacity: int | None = None) -> NDArray[np.uint64]:
-        """Bytes active and reserved after each call: as recorded, or under `settings` on a device of `capacity`."""
+        """Return bytes active and reserved after each call: as recorded, or under `settings` and `capacity`."""
         run = self._started(settings, capacity)
         samples = np.zeros((len(self.calls), 2), dtype=np.uint64)
         run.sample(samples, 1)
@@ -330,7 +330,7 @@ class Recording:
         return np.asarray(np.cumsum(change)[before:])
 
     def deeds(self, settings: Settings | str | None = None, capacity: int | None = None) -> Deeds:
-        """What a replay does, under `settings` on a device of `capacity` bytes; without either, as recorded."""
+        """Return what a replay does, under `settings` on a device of `capacity` bytes; without either, as recorded."""
         initial, matches, reason = self._premises.initial, None, None
         run = self._started(settings, capacity, journal=True)
         run.run(self.calls)
@@ -351,7 +351,7 @@ class Recording:
         )
 
     def stacks_of_all(self) -> NDArray[np.int32]:
-        """By life: the number of the stack that allocated it; -1 if unknown."""
+        """Return by life the number of the stack that allocated it; -1 if unknown."""
         initial = self._premises.initial
         addresses = np.zeros(initial.block_count, dtype=np.uint64)
         sizes, used = initial.pieces["size"], initial.pieces["kind"] == PieceKind.IN_USE
@@ -363,18 +363,18 @@ class Recording:
 
     @property
     def pool_ids(self) -> list[tuple[int, int]]:
-        """By the number that calls know a pool by."""
+        """Return the pool ids by the numbers that calls use for pools."""
         return [self.pool_id(number) for number in range(len(self._premises.pool_ids))]
 
     def pool_id(self, number: int) -> tuple[int, int]:
-        """The id of a pool that calls know by a number."""
+        """Return the id of a pool that calls know by a number."""
         first, second = self._premises.pool_ids[number]
         return int(first), int(second)
 
     def _stack_of_lives(self, lives: NDArray[np.int64], addresses: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """The number of the stack that allocated each of these blocks, which are at these addresses; -1 if unknown.
+        """Return the number of the stack that allocated each of these blocks at these addresses; -1 if unknown.
 
-        Of a block that was there before the history the snapshot knows it, if the block is still there at the end.
+        For a block that existed before the history, the snapshot knows the stack if the block still exists at the end.
         """
         history, blocks = self._history, self.snapshot.blocks
         of_life = np.full(self._premises.initial.block_count, -1, dtype=np.int32)
@@ -465,7 +465,7 @@ class Recording:
         return len(self.calls) // MOST_SAMPLES + 1
 
     def sample_of(self, call: int) -> int:
-        """Which of the samples of a result, `live` and `reserved`, a call is in."""
+        """Return the index of the sample (`live` and `reserved` of a result) that contains a call."""
         return call // self._stride
 
     def _as_recorded(self) -> Result:
@@ -488,7 +488,7 @@ class Recording:
         if difference is not None and not initial.is_empty and rules_of(self.compat).free_order != "address":
             return None, (
                 "the history begins in mid-run, and the state before it is not certain:"
-                " which of its segments and blocks were older is not told, and decides between free blocks of one size"
+                " it does not say which segments and blocks were older, which decides between free blocks of one size"
             )
         if difference is None and not initial.is_empty:
             return True, (
@@ -566,7 +566,7 @@ def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
     told = [trace for trace in snapshot.traces if trace.device in devices]
     if not told:
         raise FormatError(
-            "the snapshot has no history, only what was there at its end; record one before the steps in question,"
+            "the snapshot has no history, only the state at its end; record one before the steps in question,"
             " with torch.cuda.memory._record_memory_history() or Allocator.record_history()"
         )
     if device is None:

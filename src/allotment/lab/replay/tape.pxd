@@ -14,15 +14,15 @@ from allotment._core.records.trace cimport (
     ACTION_FREE_COMPLETED, ACTION_OOM, ACTION_SEGMENT_FREE, ACTION_SEGMENT_UNMAP, TraceRecord)
 
 cdef struct Tape:
-    uint8_t* action             # the columns of the history; entries of a run are swapped where their order
-    uint64_t* address           # is left open by PyTorch
+    uint8_t* action             # the columns of the history; the tape swaps entries of a run where PyTorch
+    uint64_t* address           # leaves their order undefined
     uint64_t* size
     uint64_t* stream
     int64_t count
     int64_t at                  # the entry that comes next
     bint following
     bint differs                # the entry `at` differed
-    TraceRecord got             # this way
+    TraceRecord got             # the entry of the engine that differed
 
 cdef void tape_hear(void* tape, const TraceRecord* record) noexcept nogil
 cdef void tape_stop(Tape* tape, int action, uint64_t address, uint64_t size, uint64_t stream) noexcept nogil

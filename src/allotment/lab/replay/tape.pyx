@@ -16,9 +16,9 @@ cdef inline bint is_release(int action) noexcept nogil:
 
 
 cdef inline bint may_come_later(const Tape* tape, int64_t i, const TraceRecord* record) noexcept nogil:
-    """Whether entry i is of the run in which `record` may stand anywhere.
+    """Whether entry i belongs to the run in which `record` may stand anywhere.
 
-    Frees that wait for different streams complete in no defined order, and unused private pools are released in none.
+    Frees that wait for different streams complete in no defined order; so are unused private pools released.
     """
     if record.action == ACTION_FREE_COMPLETED:
         return tape.action[i] == ACTION_FREE_COMPLETED

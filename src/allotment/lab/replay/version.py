@@ -24,7 +24,7 @@ FIELDS = ("torch_version", "pytorch_version", "torch")
 
 
 def named_version(snapshot: Snapshot) -> str | None:
-    """The version that a field of the snapshot names."""
+    """Return the version that a field of the snapshot names."""
     for field in FIELDS:
         if isinstance(found := snapshot.extra.get(field), str):
             return nearest_version(found)
@@ -32,7 +32,7 @@ def named_version(snapshot: Snapshot) -> str | None:
 
 
 def possible_versions(snapshot: Snapshot, trace: Trace) -> list[str]:
-    """The versions that can have written such a snapshot, newest first."""
+    """Return the versions that can have written such a snapshot, newest first."""
     if len(trace) > 0 and not trace.has_pools:
         return [OLDEST]
     marks = {
@@ -46,7 +46,7 @@ def possible_versions(snapshot: Snapshot, trace: Trace) -> list[str]:
 
 
 def that_decide_differently(versions: list[str]) -> list[str]:
-    """The first of each group of versions with the same rules."""
+    """Return the first of each group of versions with the same rules."""
     seen = set()
     kept = []
     for version in versions:

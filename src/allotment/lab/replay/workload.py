@@ -1,7 +1,7 @@
 """Turns a recorded history into a workload: the calls that caused it.
 
-A history records what an allocator did, a workload what its callers did. Most of it is direct: an `alloc` is a request,
-a `free_requested` a free. The rest is inferred:
+A history records what an allocator did, a workload what its callers did. Most of the workload follows directly: an
+`alloc` is a request, a `free_requested` a free. The rest is inferred:
 
 - A free that completed later than it was requested had to wait for other streams; it completes at the same call again.
 - Segments that were released, other than inside a request that then got memory it was refused before, were released
@@ -120,14 +120,14 @@ class History:
 
     @cached_property
     def waited(self) -> NDArray[np.bool_]:
-        """By life: whether its free was requested and then waited for other streams."""
+        """Return by life whether its free was requested and then waited for other streams."""
         at_once = self.completed_at == self.freed_at + 1
         unseen = (self.completed_at < 0) & (self.is_reused | ~np.any(self.action == Action.FREE_COMPLETED))
         return np.asarray(((self.freed_at >= 0) & ~at_once & ~unseen) | self.was_pending)
 
     @cached_property
     def implied_frees(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lives whose free is missing from the history, and the entries that show that they were freed before."""
+        """Return lives whose free is missing from the history, and the entries that show an earlier free."""
         unseen = (self.freed_at < 0) & ~self.was_pending
         completed = np.flatnonzero(unseen & (self.completed_at >= 0))
         replaced = np.flatnonzero(unseen & (self.completed_at < 0) & self.is_reused)
@@ -136,12 +136,12 @@ class History:
 
     @cached_property
     def was_pending(self) -> NDArray[np.bool_]:
-        """By life: whether its free had been requested before the history began."""
+        """Return by life whether its free had been requested before the history began."""
         return np.asarray(self.was_there & (self.freed_at < 0) & (self.completed_at >= 0))
 
     @cached_property
     def reserved(self) -> NDArray[np.int64]:
-        """Bytes obtained less bytes released after each entry, counted from the beginning of the history."""
+        """Return bytes obtained less bytes released after each entry, counted from the beginning of the history."""
         sign = np.zeros(256, dtype=np.int64)
         sign[[Action.SEGMENT_ALLOC, Action.SEGMENT_MAP]] = 1
         sign[[Action.SEGMENT_FREE, Action.SEGMENT_UNMAP]] = -1
@@ -149,7 +149,7 @@ class History:
 
     @cached_property
     def releases(self) -> list[Run]:
-        """Runs of released segments: the first entry, and one past the last."""
+        """Return the runs of released segments: the first entry, and one past the last."""
         released = np.flatnonzero(np.isin(self.action, _RELEASES))
         if len(released) == 0:
             return []
@@ -169,7 +169,7 @@ class History:
 
     @cached_property
     def after_growth(self) -> NDArray[np.int64]:
-        """By entry, and for the end: the first entry from there on that does not obtain memory."""
+        """Return by entry, and for the end, the first entry from there on that does not obtain memory."""
         others = np.where(np.isin(self.action, _GROWTH), len(self), np.arange(len(self)))
         return np.append(np.minimum.accumulate(others[::-1])[::-1], len(self))
 
@@ -183,7 +183,7 @@ class History:
         return bool(self.after_growth[run[1]] > run[1]) and not self.is_surely_retry(run)
 
     def likely_retries(self, settings: Settings) -> set[Run]:
-        """The runs that requests made, as far as the sizes show.
+        """Return the runs that requests made, as far as the sizes show.
 
         The device certainly did not refuse if it gave as much at another time; no request was certainly refused if the
         released memory would have served it.
@@ -222,7 +222,7 @@ _COMPLETING = (Kind.MALLOC, Kind.EMPTY_CACHE, Kind.EMPTY_POOL, Kind.POLL)
 def calls_of(
     history: History, pools: NDArray[np.int32], entry_pools: NDArray[np.int32], retries: Collection[Run]
 ) -> Workload:
-    """The calls of a history.
+    """Return the calls of a history.
 
     `pools` has each life's pool, `entry_pools` that of each entry about a segment or about being out of memory;
     `retries` are the releases that requests made.
@@ -313,7 +313,7 @@ def _set_due(history: History, workload: Workload) -> None:
 
 
 def due_calls(history: History, completed_at: NDArray[np.int64], workload: Workload) -> NDArray[np.int32]:
-    """The calls that complete the frees recorded as completed at these entries; -1 means never."""
+    """Return the calls that complete the frees recorded as completed at these entries; -1 means never."""
     completing = np.flatnonzero(np.isin(workload.calls["kind"], _COMPLETING))
     place = np.searchsorted(workload.entries[completing], completed_at)
     due = np.append(completing, NEVER)[place]
@@ -333,7 +333,7 @@ def due_calls(history: History, completed_at: NDArray[np.int64], workload: Workl
 
 
 def lanes(due: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Assign a lane to each, such that `due` never falls within a lane; uses as few lanes as possible."""
+    """Assign a lane to each, such that `due` never decreases within a lane; uses as few lanes as possible."""
     last: list[int] = []  # of each lane, negated: bisect needs rising values, and the newest lane has the lowest
     taken = np.zeros(len(due), dtype=np.uint64)
     for i, value in enumerate(due.tolist()):
@@ -376,7 +376,7 @@ def peak_active(
     size[block[requests]] = rounded(np.ascontiguousarray(calls["size"][requests])).astype(np.int64)
     frees = np.flatnonzero(kind == Kind.FREE)
     shared = np.flatnonzero(kind == Kind.FREE_SHARED)
-    # A free that is due at a call is done before it; one that is never due stays.
+    # A free that is due at a call is done before that call; one that is never due stays.
     due = np.minimum(calls["due"][shared].astype(np.int64) + background, len(calls))
     change = np.zeros(len(calls) + 2, dtype=np.int64)
     np.add.at(change, requests + 1, size[block[requests]])

@@ -73,7 +73,7 @@ def group_lives(
 def _groups(
     by: str, lives: Lives, stack_of: NDArray[np.int32], stacks: Sequence[Stack], pools: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], list[str]]:
-    """A number for each life, and the names of the numbers."""
+    """Return a number for each life, and the names of the numbers."""
     if by == "pool":
         return lives.pool.astype(np.int64), [_pool_name(pool) for pool in pools]
     if by == "stream":

@@ -62,7 +62,7 @@ class Units:
 
 
 def lives_of(deeds: Deeds, calls: NDArray[np.void]) -> Lives:
-    """The lives of a replay that made these calls."""
+    """Return the lives of a replay that made these calls."""
     count, moments = len(deeds.address), len(calls) + 1
     requested = np.zeros(count, dtype=np.int64)
     stream = np.zeros(count, dtype=np.uint64)

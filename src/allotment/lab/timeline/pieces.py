@@ -44,7 +44,7 @@ class Pieces:
     size: NDArray[np.int64]
     state: NDArray[np.uint8]
     life: NDArray[np.int32]
-    """-1 for what is not a block."""
+    """-1 if the piece is not a block."""
     segment: NDArray[np.int32]
     """The run of memory that holds it; -1 for unmapped addresses."""
     segment_start: NDArray[np.uint64]
@@ -58,11 +58,11 @@ class Pieces:
     unit_end: NDArray[np.uint64]
 
     def bytes_in(self, *states: PieceState) -> int:
-        """Bytes in one of these states."""
+        """Return the bytes in one of these states."""
         return int(self.size[np.isin(self.state, states)].sum())
 
     def pinned_by(self, life: int) -> tuple[int, int]:
-        """Free bytes that a block keeps from being released, and how many other blocks keep them too."""
+        """Return the free bytes that a block keeps from being released, and how many other blocks keep them too."""
         place = np.flatnonzero(self.life == life)
         if len(place) == 0:
             return 0, 0
@@ -79,7 +79,7 @@ class Pieces:
 
 
 class AddressAxis:
-    """All addresses that ever had memory, put side by side: an address has the same place at every moment."""
+    """All addresses that ever had memory, side by side: an address has the same place at every moment."""
 
     def __init__(self, units: Units) -> None:
         ends = units.address + units.size.astype(np.uint64)

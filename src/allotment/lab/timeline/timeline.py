@@ -98,7 +98,8 @@ class Timeline:
         self._life_at[moments[happens]] = happens
         self._what_at[moments[happens]] = event
 
-    # --- the most, and for whom waste is told ----------------------------------------------------------------------
+    # --- the peaks, and the request for which waste is computed
+    # ---------------------------------------------------------
 
     @cached_property
     def _reserved(self) -> NDArray[np.int64]:
@@ -110,21 +111,21 @@ class Timeline:
 
     @cached_property
     def peak_reserved(self) -> tuple[int, int]:
-        """The moment to show for the peak of reserved memory (see `peak_moment`), and that peak."""
+        """Return the moment to show for the peak of reserved memory (see `peak_moment`), and that peak."""
         return peak_moment(self._reserved, self._in_use), int(self._reserved.max())
 
     def reserved_at(self, moment: int) -> int:
-        """Bytes reserved from the device."""
+        """Return the bytes reserved from the device."""
         return int(self._reserved[moment])
 
     @cached_property
     def peak_live(self) -> tuple[int, int]:
-        """The first moment at which most was in use, and the bytes."""
+        """Return the first moment at which most was in use, and the bytes."""
         return int(np.argmax(self._in_use)), int(self._in_use.max())
 
     @cached_property
     def asker(self) -> tuple[int, tuple[int, int]]:
-        """Stream and pool of the request that made the peak; otherwise those of the stream with the most memory."""
+        """Return stream and pool of the request that made the peak; else those of the stream with most memory."""
         moment = self.peak_reserved[0]
         if self._what_at[moment] == Event.BEGINS:
             life = self._life_at[moment]
@@ -159,7 +160,7 @@ class Timeline:
 
     @cached_property
     def groupings(self) -> list[str]:
-        """Useful criteria for grouping blocks, the best first."""
+        """Return useful criteria for grouping blocks, the best first."""
         ways = dict.fromkeys([*GROUPINGS, *(each.source for each in self._labels)])
         useful = [by for by in ways if len(self.grouping(by).names) > 1]
         return useful or ["size"]
@@ -188,7 +189,7 @@ class Timeline:
         return self._found[query]
 
     def columns(self, by: str | None = None) -> Columns:
-        """The whole run, in `MOST_COLUMNS` columns at most."""
+        """Return the whole run, in at most `MOST_COLUMNS` columns."""
         by = by or self.groupings[0]
         with self._lock:
             if by not in self._columns:
@@ -205,8 +206,10 @@ class Timeline:
         return np.unique(whole[near])
 
     def stretch(self, edges: NDArray[np.int32], by: str) -> Columns:
-        """Return columns from each of these moments up to the next. pre: they rise, from 0 at least to one past the
-        last"""
+        """Return columns from each of these moments up to the next.
+
+        pre: they rise, from 0 at least to one past the last
+        """
         whole = self.columns(by)
         places = np.searchsorted(self._whole_edges, edges)
         if np.array_equal(self._whole_edges[places], edges):
@@ -219,7 +222,7 @@ class Timeline:
             return self._walk.run(np.ascontiguousarray(edges))
 
     def waste(self, moment: int) -> list[int]:
-        """Bytes reserved and not in use, by cause in the order of `Waste`."""
+        """Return the bytes reserved and not in use, by cause in the order of `Waste`."""
         edges = np.array([moment, moment + 1], dtype=np.int32)
         there, units = self.alive(moment), self.units_at(moment)
         with self._lock:
@@ -335,7 +338,7 @@ def _labels(recording: Recording) -> list[Labels]:
 
 
 def timeline_of_end(snapshot: Snapshot, device: int | None = None) -> Timeline:
-    """A snapshot without a history: the one moment at which it was taken.
+    """Return a snapshot without a history: the one moment at which it was taken.
 
     `device` is the one with most reserved, unless given. Raises FormatError if the snapshot has no memory of it.
     """

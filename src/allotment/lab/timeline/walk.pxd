@@ -58,8 +58,8 @@ cdef class Walk:
     cdef int64_t[::1] held                  # by band
     cdef int32_t[::1] unit_at               # by atom; -1 for none
     cdef int32_t[::1] blocks                # by unit
-    cdef uint8_t[::1] reach_of              # by life, while it is there
-    cdef int32_t[::1] live                  # lives that are there, in no order
+    cdef uint8_t[::1] reach_of              # by life, while it exists
+    cdef int32_t[::1] live                  # lives that exist, in no order
     cdef int32_t[::1] place                 # by life: where in `live`
     cdef int32_t live_count
     cdef int32_t next_late, next_coming, next_going

@@ -15,7 +15,7 @@ FINER_SPLITS = ("", *(f"max_split_size_mb:{size}" for size in (21, 24, 48, 96, 1
 FINER_ROUNDINGS = ("", *(f"roundup_power2_divisions:{divisions}" for divisions in (1, 2, 4, 8, 16, 32)))
 FINER_COLLECTION = ("", *(f"garbage_collection_threshold:{share}" for share in (0.5, 0.6, 0.7, 0.8, 0.9)))
 OURS = ("placement:dense",)
-"""Settings of ours: they need Allotment under PyTorch."""
+"""Settings of this package: they need Allotment under PyTorch."""
 GRAINS = ("", *(f"dense_grain:{grain}" for grain in (24, 48)))
 FINER_GRAINS = ("", *(f"dense_grain:{grain}" for grain in (16, 32, 64, 128, 192, 256)))
 
@@ -26,11 +26,11 @@ def is_ours(settings: str) -> bool:
 
 
 FEW = ("", "expandable_segments:True", *SPLITS[2:4], "expandable_segments:True,roundup_power2_divisions:8", *OURS)
-"""The ones that help most often."""
+"""The settings that help most often."""
 
 
 def all_candidates(limited: bool, finely: bool = False) -> Iterator[str]:
-    """Return the most helpful ones first, then the others; collection has an effect only if memory is limited.
+    """Yield settings, the most helpful ones first; garbage collection has an effect only if memory is limited.
 
     `finely` adds values in between, about 1,000 combinations in all if memory is limited.
     """

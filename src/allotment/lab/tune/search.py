@@ -48,9 +48,9 @@ WORTH_SAYING = 0.01
 MUCH_CHEAPER = 0.03
 """How much more memory settings may need if they halve the driver time."""
 MOST_ADVICE = 3
-"""Candidates that are worth following and are named."""
+"""Number of candidates worth following that are named."""
 MOST_COMPARED = 6
-"""Candidates that are looked at phase by phase."""
+"""Number of candidates that are examined phase by phase."""
 FIRST_RUNG = 1 / 8
 PACES = (0.0, 0.5, 1.5, 2.0)
 """When other streams finish, as a fraction of the recorded delay."""
@@ -65,7 +65,7 @@ class Goal:
 
     @staticmethod
     def parse(text: str) -> Goal:
-        """From "fit:20GiB", "min-memory" or "balanced". Raises RequestError."""
+        """Parse "fit:20GiB", "min-memory" or "balanced". Raises RequestError."""
         if text in ("min-memory", "balanced"):
             return Goal(text)
         name, colon, size = text.partition(":")
@@ -106,7 +106,7 @@ class Phases:
 
 
 def candidate_table(name: str, candidates: Iterable[Candidate]) -> NotebookTable:
-    """Candidates as rows."""
+    """Return candidates as rows."""
     rows = [
         (each.settings or "defaults", each.peak_reserved_bytes, each.driver_ms, each.ooms, each.fits)
         for each in candidates
@@ -142,7 +142,7 @@ class Tuned(NotebookResult):
         return self.candidates[0]
 
     def tables(self) -> list[NotebookTable]:
-        """The candidates, and the recorded run."""
+        """Return the candidates, and the recorded run."""
         return [
             candidate_table(f"{self.tried} settings tried, for {self.goal.name}", self.candidates),
             candidate_table("As recorded", [replace(self.recorded, settings="as recorded")]),
@@ -160,7 +160,7 @@ class Tuned(NotebookResult):
 
 
 def as_recorded(result: Result) -> Candidate:
-    """The replay of a run as recorded, to compare candidates with."""
+    """Return the replay of a run as recorded, to compare candidates with."""
     return Candidate("", result.peak_reserved_bytes, result.driver_ms, result.ooms, result.waits)
 
 
@@ -192,12 +192,13 @@ def worth_following(
     *,
     paces: bool = True,
 ) -> tuple[Candidate, list[Candidate]]:
-    """The recorded run, and the few best candidates that are worth changing something for.
+    """Return the recorded run, and the few best candidates that are worth a change.
 
-    These fit and, unless the recorded run failed, are better than it by `WORTH_SAYING` at least. A program on a GPU
-    does not run at one pace: in two runs with the same requests, frees that waited for other streams complete at
-    different requests. So candidates whose worst pace needs more memory than that of the recorded settings are left
-    out. `paces` False skips that check, which replays the history several times for each candidate.
+    These fit and, unless the recorded run failed, are better than it by at least `WORTH_SAYING`. A program on a GPU
+    does not always run at the same pace: in two runs with the same requests, frees that waited for other streams
+    complete at different requests. So a candidate is omitted if it needs more memory at its worst pace than the
+    recorded settings do at theirs. `paces=False` skips that check, which replays the history several times for each
+    candidate.
     """
     fails = recorded.ooms > 0 or (goal.capacity is not None and not recording.fits(goal.capacity))
     cost = cost_of(goal, recorded, run_ms(recording))
@@ -225,7 +226,7 @@ def worth_following(
 
 
 def _steady(recording: Recording, candidates: list[Candidate], capacity: int | None, most: float) -> list[Candidate]:
-    """The first few candidates that need no more than `most` bytes at any pace."""
+    """Return the first few candidates that need no more than `most` bytes at any pace."""
     found: list[Candidate] = []
     for candidate in candidates[: 2 * MOST_ADVICE]:
         settings = Settings.parse(candidate.settings, compat=recording.compat)
@@ -307,7 +308,7 @@ def tune(
 
 
 def phases_of(recording: Recording, capacity: int | None, candidates: list[Candidate]) -> Phases | None:
-    """Whether the best of some candidates differs between loading and what comes after."""
+    """Return the two phases if the best candidate differs between loading and what follows; else None."""
     call = loaded_at(recording)
     if call is None or len(candidates) < 2:
         return None
