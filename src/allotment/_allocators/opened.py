@@ -10,6 +10,8 @@ from allotment._devices import open_device
 from allotment._devices.streams import Stream
 from allotment._sharing import device_calls, importer, torch_form
 from allotment._sharing.handle import SharedHandle
+from allotment._sharing.uninterrupted import uninterrupted
+from allotment._sharing.wire import close_all
 from allotment.errors import SharingError, SizeError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -84,9 +86,12 @@ def _open_torch(data: bytes, offset: int, size: int, device: Device) -> tuple[im
         raise SizeError(f"{size} bytes from {offset} on are outside the memory that the handle opens", size)
     if handle.process == os.getpid():
         raise SharingError("the handle belongs to this process, which need not open its own memory", reason="foreign")
-    descriptors = torch_form.fetch_descriptors(handle) if handle.way == device_calls.DESCRIPTOR else []
-    try:
-        return importer.open_foreign(bytes(data), handle, descriptors, offset, size, device)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+
+    def fetch_and_map() -> tuple[importer.Opened, int]:
+        descriptors = torch_form.fetch_descriptors(handle) if handle.way == device_calls.DESCRIPTOR else []
+        try:
+            return importer.open_foreign(bytes(data), handle, descriptors, offset, size, device)
+        finally:
+            close_all(descriptors)
+
+    return uninterrupted(fetch_and_map)

@@ -8,6 +8,9 @@ for the streams that used it; then its memory is unmapped, and then the owner is
 
 Finalizers of buffers may run anywhere, also in the middle of this file, so they take no lock: a thread closes
 everything. A second thread waits for streams, so that a busy one does not delay the others.
+
+An interrupt between a request and its reply would leave the reply to the next request. So the main thread, which
+signals interrupt, never uses a link itself (`uninterrupted`), and an `Opened` that nobody keeps closes itself.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from allotment._sharing.identity import boot_id, family_of, identity_of, process
 from allotment._sharing.mapping import Mapping, Mappings, fetch_all, place_of
 from allotment._sharing.pickling import checked_hold
 from allotment._sharing.torch_form import TorchHandle
+from allotment._sharing.uninterrupted import uninterrupted
 from allotment._sharing.wire import Answer, Ask, Reply, Request
 from allotment.errors import AddressError, AllotmentError, DeviceError, RequestError, SharingError, UnsupportedError
 
@@ -186,12 +190,24 @@ class Importer:
         with self.lock:
             return self.links.setdefault(facts.token, Link(facts))
 
-    def open(self, facts: Facts, number: int, device: Device) -> tuple[Lease, Reply]:
-        """Return a lease with one more user, and the owner's reply about the order. The caller owns the pipe's
-        descriptor.
+    def open(
+        self, handle: SharedHandle, number: int, stream: int, device: Device
+    ) -> tuple[Opened, Reply, ordering.Pipe | None]:
+        """Open a block; return also the owner's reply about the order, and the pipe that came with it.
 
         `number` is that of the send that this receives, or 0.
         """
+        lease, reply = self.lease(facts_of(handle), number, device)
+        pipe = ordering.Pipe(reply.descriptors[0]) if reply.descriptors else None
+        close, send_on = partial(self.close, lease), partial(self.send_on, lease)
+        try:
+            return Opened(device, lease.address, reply.size, stream, close, handle, send_on), reply, pipe
+        except BaseException:
+            close()
+            raise
+
+    def lease(self, facts: Facts, number: int, device: Device) -> tuple[Lease, Reply]:
+        """Return a lease with one more user, and the owner's reply. The caller owns its descriptors."""
         key = (facts.allocator, facts.block, facts.generation)
         while True:
             link = self.link_to(facts)
@@ -199,11 +215,11 @@ class Importer:
                 if self.links.get(facts.token) is not link:
                     continue  # it was closed just now
                 try:
-                    return self.open_on(link, key, number, device)
+                    return self.lease_on(link, key, number, device)
                 finally:
                     self.leave(link)
 
-    def open_on(self, link: Link, key: BlockKey, number: int, device: Device) -> tuple[Lease, Reply]:
+    def lease_on(self, link: Link, key: BlockKey, number: int, device: Device) -> tuple[Lease, Reply]:
         link.connect()
         lease = link.leases.get(key)
         allocator, block, generation = key
@@ -377,6 +393,18 @@ def refused(facts: Facts, reply: Reply) -> AllotmentError:
 # --- what a buffer has for its allocator -------------------------------------------------------------------
 
 
+class Closing:
+    """A close that runs once, however often it is queued: an interrupt may come before it is noted as queued."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._left = [close]
+
+    def __call__(self) -> None:
+        """pre: on the thread that closes"""
+        while self._left:
+            self._left.pop()()
+
+
 class Opened:
     """Another process's block, opened once: takes an allocator's place for a Buffer of it."""
 
@@ -393,12 +421,17 @@ class Opened:
         self.device = device
         self._handle = handle
         self._send_on = send_on
-        self._address = address
-        self._size = size
+        self.address = address
+        self.size = size
         self._streams = {stream}
-        self._close: Callable[[], None] | None = close
         self._importer = _importer
-        _importer.start()
+        self._importer.start()
+        self._close: Closing | None = Closing(close)
+
+    def __del__(self) -> None:
+        """Close it if no buffer has: an interrupt may come before there is one, or while it is being freed."""
+        if self._close is not None:
+            self.free(self.address)
 
     def share(self, block: object, *, hold: float = 0.0) -> SharedHandle:
         """Return the handle it was opened by: other processes open it at its owner, while it is open here."""
@@ -410,7 +443,7 @@ class Opened:
         """Return the handle, and the number of a hold for one receiver, which may open it after it was closed here."""
         handle = self.share(block)
         assert self._send_on is not None
-        return handle, self._send_on(checked_hold(hold))
+        return handle, uninterrupted(partial(self._send_on, checked_hold(hold)))
 
     def record_stream(self, block: int, stream: Any) -> None:
         """Record that work on `stream` uses the block: the owner gets it back when that work is done."""
@@ -423,14 +456,14 @@ class Opened:
 
     def free(self, address: int) -> None:
         """Close it, when the streams that used it are done."""
-        close, self._close = self._close, None
-        if close is None:
+        if self._close is None:
             raise AddressError(f"{address:#x} was closed already", address)
         events = self._events()
         if events:
-            self._importer.waiting.put((self.device, events, close))
+            self._importer.waiting.put((self.device, events, self._close))
         else:
-            self._importer.closing.put(close)
+            self._importer.closing.put(self._close)
+        self._close = None
 
     def _events(self) -> list[int]:
         """Return events of streams that are not done yet."""
@@ -449,7 +482,7 @@ class Opened:
         return events
 
     def __repr__(self) -> str:
-        return f"<shared block of {self._size} bytes at {self._address:#x} on {self.device.name}>"
+        return f"<shared block of {self.size} bytes at {self.address:#x} on {self.device.name}>"
 
 
 def reach_peer(device: Device, peer: int) -> None:
@@ -471,25 +504,13 @@ def open_block(handle: SharedHandle, number: int, stream: int, device: Device | 
     if facts.token == process_token():
         return open_own(handle, number, stream, device)
     device = _importer.device_for(facts, device)
-    importer = _importer
-    lease, reply = importer.open(facts, number, device)
-
-    def close() -> None:
-        importer.close(lease)
-
-    opened = None
+    opened, reply, pipe = uninterrupted(partial(_importer.open, handle, number, stream, device))
     try:
-        opened = Opened(device, lease.address, reply.size, stream, close, handle, partial(importer.send_on, lease))
-        pipe = reply.descriptors[0] if reply.descriptors else None
         ordering.wait(device, stream, reply.events, pipe, on_stream=is_on_stream(facts, stream))
     except BaseException:
-        if opened is not None:
-            opened.free(lease.address)
-        else:
-            wire.close_all(reply.descriptors)
-            close()
+        opened.free(opened.address)
         raise
-    return opened, lease.address, reply.size
+    return opened, opened.address, opened.size
 
 
 def is_on_stream(facts: Facts, stream: int) -> bool:
@@ -500,26 +521,30 @@ def is_on_stream(facts: Facts, stream: int) -> bool:
 def open_own(handle: SharedHandle, number: int, stream: int, device: Device | None) -> tuple[Opened, int, int]:
     """Open a block of this process, which needs no mapping."""
     facts = facts_of(handle)
-    try:
+
+    def open_here() -> tuple[Opened, ordering.Order, ordering.Pipe | None]:
         entry, shared, close, send_on = owner.lease_here(facts, number)
+        try:
+            address = shared.base + shared.offset
+            opened = Opened(entry.allocator.device, address, shared.size, stream, close, handle, send_on)
+        except BaseException:
+            close()
+            raise
+        return opened, entry.order, entry.order.waiting_end()
+
+    try:
+        opened, order, pipe = uninterrupted(open_here)
     except KeyError:
         raise refused(facts, Reply(Answer.EXPIRED)) from None
-    opened = None
     try:
-        here = entry.allocator.device
-        address = shared.base + shared.offset
-        opened = Opened(here, address, shared.size, stream, close, handle, send_on)
-        if device is not None and device is not here:
+        if device is not None and device is not opened.device:
             raise other_device(facts, device.name)
-        _logs.opened(here.name, address, shared.size, "its own address", facts.process)
-        ordering.wait_here(entry.order, stream, on_stream=is_on_stream(facts, stream))
+        _logs.opened(opened.device.name, opened.address, opened.size, "its own address", facts.process)
+        ordering.wait_here(order, stream, pipe, on_stream=is_on_stream(facts, stream))
     except BaseException:
-        if opened is not None:
-            opened.free(address)
-        else:
-            close()
+        opened.free(opened.address)
         raise
-    return opened, address, shared.size
+    return opened, opened.address, opened.size
 
 
 def open_foreign(

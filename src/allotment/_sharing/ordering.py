@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 _LOOKS_A_SECOND = 5
 
 
+class Pipe:
+    """A descriptor of the reading end of a pipe, closed with its last reference: an interrupt cannot leave it open."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
 class OrderKind(enum.IntEnum):
     """How another process learns that the work is done."""
 
@@ -60,11 +72,10 @@ class Marker:
         for writer in writers:
             os.close(writer)
 
-    def waiting_end(self) -> int | None:
-        """Return the reading end of a new pipe that ends when all streams are past the marker, or when this process
-        dies.
+    def waiting_end(self) -> Pipe | None:
+        """Return a new pipe that ends when all streams are past the marker, or when this process dies.
 
-        The caller closes it. None if they are past it already. Raises OSError.
+        None if they are past it already. Raises OSError.
         """
         with self._lock:
             if self._left == 0:
@@ -72,7 +83,7 @@ class Marker:
             reader, writer = os.pipe2(os.O_CLOEXEC)
             self._writers.append(writer)
             Marker._waited_for.add(self)
-            return reader
+            return Pipe(reader)
 
     def forget(self) -> None:
         """In a child of fork, where no other thread runs: the lock may stay locked for ever."""
@@ -97,6 +108,10 @@ class Order:
         if self.kind is not OrderKind.DEVICE:
             return []
         return [device_calls.export_event(self.device, self.events[stream]) for stream in self.streams]
+
+    def waiting_end(self) -> Pipe | None:
+        """Return a pipe that ends when the work is done, if that is how to wait for it. Raises OSError."""
+        return self.marker.waiting_end() if self.marker is not None else None
 
     def is_over(self) -> bool:
         """Whether all of it is done; for polling."""
@@ -137,47 +152,36 @@ def record(device: Device, streams: Iterable[int], before: Order | None) -> Orde
     return Order(device, OrderKind.DEVICE if shared else OrderKind.POLLED, tuple(busy), events)
 
 
-def wait(device: Device, stream: int, handles: list[bytes], descriptor: int | None, *, on_stream: bool) -> None:
-    """Make a stream of this process wait for another's work; without `on_stream`, the caller itself waits for a pipe.
-
-    Takes ownership of the descriptor.
-    """
+def wait(device: Device, stream: int, handles: list[bytes], pipe: Pipe | None, *, on_stream: bool) -> None:
+    """Make a stream of this process wait for another's work; without `on_stream`, the caller waits for a pipe."""
     for handle in handles:
         device_calls.let_stream_wait(device, stream, handle)
-    if descriptor is None:
+    if pipe is None:
         return
     if on_stream and hasattr(device, "submit"):
-        try:
-            device.submit(stream, _wait_for_end, (descriptor,))
-        except BaseException:
-            os.close(descriptor)
-            raise
+        device.submit(stream, _wait_for_end, (pipe,))
     else:
-        _wait_for_end(descriptor)
+        _wait_for_end(pipe)
 
 
-def wait_here(order: Order, stream: int, *, on_stream: bool) -> None:
+def wait_here(order: Order, stream: int, pipe: Pipe | None, *, on_stream: bool) -> None:
     """`wait` in the process that shared the block: its events need no export."""
     for busy in order.streams:
         if busy != stream and busy in order.events:
             device_calls.let_stream_wait_here(order.device, stream, order.events[busy])
-    if order.marker is not None:
-        wait(order.device, stream, [], order.marker.waiting_end(), on_stream=on_stream)
+    wait(order.device, stream, [], pipe, on_stream=on_stream)
 
 
 class _Exit:
     has_come = False
 
 
-def _wait_for_end(descriptor: int) -> None:
+def _wait_for_end(pipe: Pipe) -> None:
     """Wait until the other end is closed; only while this process lives, whose streams are waited for at exit."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    try:
-        while not poll.poll(1000 // _LOOKS_A_SECOND) and not _Exit.has_come:
-            pass
-    finally:
-        os.close(descriptor)
+    poll.register(pipe.descriptor, select.POLLIN)
+    while not poll.poll(1000 // _LOOKS_A_SECOND) and not _Exit.has_come:
+        pass
 
 
 def note_exit() -> None:

@@ -485,22 +485,18 @@ class Owner:
             if not order.is_over():
                 return
             client.waiting = None
-            pipe = order.marker.waiting_end() if order.marker is not None else None
-            try:
-                held = client.leases[request.key]
-                reply = Reply(Answer.OK) if request.ask is Ask.OPEN_AGAIN else self.pieces(held, 0)
-                shared = held[1]
-                reply.plain = shared.pieces[0][0] == 0
-                reply.size, reply.offset, reply.base = shared.size, shared.offset, shared.base
-                reply.count = len(shared.pieces)
-                reply.events = order.handles()
-                reply.order = order.kind if order.kind is not OrderKind.PIPE or pipe is not None else OrderKind.NOTHING
-                reply.descriptors = [*reply.descriptors, *([pipe] if pipe is not None else [])]
-                if self.reply(client, reply):
-                    self.receive(entry, request.argument)
-            finally:
-                if pipe is not None:
-                    os.close(pipe)
+            pipe = order.waiting_end()
+            held = client.leases[request.key]
+            reply = Reply(Answer.OK) if request.ask is Ask.OPEN_AGAIN else self.pieces(held, 0)
+            shared = held[1]
+            reply.plain = shared.pieces[0][0] == 0
+            reply.size, reply.offset, reply.base = shared.size, shared.offset, shared.base
+            reply.count = len(shared.pieces)
+            reply.events = order.handles()
+            reply.order = order.kind if order.kind is not OrderKind.PIPE or pipe is not None else OrderKind.NOTHING
+            reply.descriptors = [*reply.descriptors, *([pipe.descriptor] if pipe is not None else [])]
+            if self.reply(client, reply):
+                self.receive(entry, request.argument)
         except Exception as error:
             self.refuse(client, request, error)
 

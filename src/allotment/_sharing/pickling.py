@@ -11,7 +11,7 @@ from allotment.errors import RequestError
 HOLD_SECONDS = 60.0
 
 _hold: ContextVar[float | None] = ContextVar("allotment_pickles_share", default=None)
-_holds_of_all_threads: list[float] = []  # one per `sharing(all_threads=True)` in progress
+_holds_of_all_threads: dict[object, float] = {}  # one per `sharing(all_threads=True)` in progress
 
 
 def checked_hold(hold: float) -> float:
@@ -24,7 +24,7 @@ def checked_hold(hold: float) -> float:
 def hold_of_pickles() -> float | None:
     """Return how long a buffer that is pickled now is held; None: it cannot be pickled."""
     hold = _hold.get()
-    return max(_holds_of_all_threads, default=None) if hold is None else hold
+    return max(_holds_of_all_threads.values(), default=None) if hold is None else hold
 
 
 @contextmanager
@@ -37,12 +37,14 @@ def sharing(hold: float = HOLD_SECONDS, *, all_threads: bool = False) -> Iterato
     applies to every thread: Dask pickles submitted work later, on its own thread. Raises RequestError for an invalid
     `hold`.
     """
-    token = _hold.set(checked_hold(hold))
-    if all_threads:
-        _holds_of_all_threads.append(hold)
-    try:
+    before, ours = _hold.get(), object()
+    try:  # nothing is changed outside of it: an interrupt may come after any call
+        _hold.set(checked_hold(hold))
+        if all_threads:
+            _holds_of_all_threads[ours] = hold
         yield
     finally:
-        _hold.reset(token)
-        if all_threads:
-            _holds_of_all_threads.remove(hold)
+        try:
+            _hold.set(before)
+        finally:
+            _holds_of_all_threads.pop(ours, None)

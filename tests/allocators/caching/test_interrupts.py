@@ -5,100 +5,19 @@ two ways: while Python code runs that the operation calls (a trace function rais
 for signals), and while a function of the device runs, which Python notices at the first such place after it.
 """
 
-import _weakrefset
-import dis
-import gc
-import inspect
 import itertools
 import math
 import sys
 import threading
-import weakref
 
 import pytest
 
 import allotment
 from allotment.devices import HostDevice
+from helpers.interrupted import sweep
 from helpers.peer import wait_until
 
 SANITIZED = pytest.mark.parametrize("sanitize", [False, True], ids=["", "sanitized"])
-# The interpreter may be interrupted between `with` and the methods that it calls; nobody can help that.
-OF_WITH = {"__enter__", "__exit__"}
-# Python looks for signals when a function begins, after a call, and when a loop begins again.
-NOTICES_SIGNALS = ("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
-# A thread that is interrupted while it starts is a test of its own; what is raised in callbacks of weak references and
-# of collections reaches nobody.
-FILES_LEFT_OUT = {__file__, threading.__file__, weakref.__file__, _weakrefset.__file__}
-
-
-def handler_at(code, offset):
-    """Return where the interpreter goes on if the instruction at this offset raises; None if that leaves the frame."""
-    entries = dis._parse_exception_table(code)
-    return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
-
-
-def is_in_finalizer(frame):
-    """What is raised there reaches nobody."""
-    while frame is not None and frame.f_code.co_name != "__del__":
-        frame = frame.f_back
-    return frame is not None
-
-
-def interrupted_at(number, operation):
-    """Whether the operation reached this boundary, counted from 0, and was interrupted there."""
-    seen = 0
-    done = False
-    left_out = FILES_LEFT_OUT | {each.__code__.co_filename for each in gc.callbacks if hasattr(each, "__code__")}
-
-    def boundary():
-        nonlocal seen, done
-        if seen == number:
-            done = True
-            raise KeyboardInterrupt
-        seen += 1
-
-    def trace(frame, event, argument):
-        code = frame.f_code
-        if done or code.co_filename in left_out or is_in_finalizer(frame):
-            return None
-        # A trace function that raises when a generator resumes leaves the interpreter inside that generator.
-        if code.co_name not in OF_WITH and not code.co_flags & inspect.CO_GENERATOR:
-            boundary()
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        before = None
-
-        def trace_inside(frame, event, argument):
-            nonlocal before
-            if event == "opcode":
-                # A signal is raised by the instruction that notices it, and the trace function by the next one. They
-                # differ where a block ends: there, only the trace function would skip the block's `__exit__`.
-                notices = before is not None and handler_at(code, before) == handler_at(code, frame.f_lasti)
-                before = frame.f_lasti if dis.opname[code.co_code[frame.f_lasti]].startswith(NOTICES_SIGNALS) else None
-                if notices and not done:
-                    boundary()
-            return trace_inside
-
-        return trace_inside
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        operation()
-    except KeyboardInterrupt:
-        assert done
-    finally:
-        sys.settrace(before)
-    return done
-
-
-def sweep(operation, check, most=2000):
-    """Interrupt the operation at each boundary in turn; `check` tries it again, and brings all back to the start."""
-    for number in range(most):
-        was_interrupted = interrupted_at(number, operation)
-        check(was_interrupted)
-        if not was_interrupted:
-            return number
-    raise AssertionError(f"not done after {most} boundaries")
 
 
 class Weights:

@@ -1,0 +1,115 @@
+"""Ctrl-C while a block of another process is opened, at every place where Python notices it."""
+
+import math
+import pickle
+
+import pytest
+
+from allotment import Allocator, multiprocessing, open_shared, open_shared_torch
+from allotment._sharing import owner
+from allotment._sharing.pickling import hold_of_pickles
+from helpers.interrupted import sweep
+from helpers.peer import Peer, descriptors, everything_is_closed, mappings, wait_until
+
+pytestmark = pytest.mark.threads
+SETTINGS = pytest.mark.parametrize("settings", ["", ",expandable_segments:True"], ids=["plain", "expandable"])
+MIB = 1 << 20
+
+
+def shared_blocks(allocator, count):
+    """Blocks filled with the numbers from 1 on, and their handles."""
+    blocks = [allocator.empty(3 * MIB) for _ in range(count)]
+    for number, block in enumerate(blocks, 1):
+        memoryview(block)[:] = bytes([number]) * len(block)
+    return blocks, [allocator.share(block, hold=math.inf) for block in blocks]
+
+
+@SETTINGS
+def test_an_opening_that_is_interrupted_anywhere_leaves_nothing_open_and_later_ones_get_their_own_block(settings):
+    with Peer() as peer:
+        handles = peer.run(
+            """
+            from sharing.test_interrupts import shared_blocks
+            from allotment._sharing import owner
+            allocator = Allocator("host", settings="shareable:True" + settings)
+            blocks, result = shared_blocks(allocator, 3)
+            """,
+            settings=settings,
+        )
+        keeps_the_link = open_shared(handles[0])
+        before = []
+
+        def check(was_interrupted):
+            with open_shared(handles[2]) as other:
+                assert set(bytes(memoryview(other))) == {3}
+            wait_until(
+                lambda: (
+                    peer.run("result = sorted(entry.leases for entry in owner._owner.entries.values())") == [0, 0, 1]
+                )
+            )
+            before.append((descriptors(), mappings()))
+            assert before[-1] == before[0]
+
+        assert sweep(lambda: open_shared(handles[1]).close(), check) > 20
+        keeps_the_link.close()
+        wait_until(everything_is_closed)
+
+
+@SETTINGS
+def test_an_opening_in_the_owners_process_that_is_interrupted_anywhere_leaves_nothing_open(settings):
+    with Allocator("host", settings="shareable:True" + settings) as allocator:
+        blocks, handles = shared_blocks(allocator, 1)
+
+        def check(was_interrupted):
+            with open_shared(handles[0]) as opened:
+                assert set(bytes(memoryview(opened))) == {1}
+            wait_until(lambda: [entry.leases for entry in owner._owner.entries.values()] == [0])
+
+        sweep(lambda: open_shared(handles[0]).close(), check)
+        handles[0].close()
+        blocks.clear()
+
+
+def test_opening_what_pytorch_shared_and_being_interrupted_anywhere_leaves_nothing_mapped():
+    with Peer() as peer:
+        offset, handle, size = peer.run(
+            """
+            allocator = Allocator("host", settings="shareable:True,expandable_segments:True")
+            block = allocator.empty(30 << 20)
+            result = (*allocator.share_torch(block), len(block))
+            """
+        )
+        open_shared_torch(handle, offset, size, device="host").close()
+        wait_until(everything_is_closed)
+        before = descriptors()
+
+        def check(was_interrupted):
+            wait_until(everything_is_closed)
+            assert descriptors() == before
+
+        sweep(lambda: open_shared_torch(handle, offset, size, device="host").close(), check)
+
+
+def test_sending_a_block_on_and_being_interrupted_anywhere_leaves_the_link_in_order():
+    with Peer() as peer:
+        handles = peer.run(
+            """
+            from sharing.test_interrupts import shared_blocks
+            allocator = Allocator("host", settings="shareable:True")
+            blocks, result = shared_blocks(allocator, 2)
+            """
+        )
+        received = open_shared(handles[0])
+
+        def send():
+            with multiprocessing.sharing(math.inf):
+                pickle.dumps(received)
+
+        def check(was_interrupted):
+            assert hold_of_pickles() is None
+            with open_shared(handles[1]) as other:
+                assert set(bytes(memoryview(other))) == {2}
+
+        sweep(send, check)
+        received.close()
+        wait_until(everything_is_closed)
