@@ -17,6 +17,7 @@ function that others wait for, and `Probe`, which passes any argument on to a de
 
 from __future__ import annotations
 
+import _imp
 import argparse
 import copy
 import faulthandler
@@ -187,6 +188,20 @@ class Interrupts:
         finally:
             self.is_open = False
             signal.setitimer(signal.ITIMER_REAL, 0)  # at the end of the process nobody would handle it
+            release_import_lock()
+
+
+def release_import_lock() -> None:
+    """Release the lock of Python's import system, if the calling thread was interrupted just after it acquired it.
+
+    That is a fault of Python: `importlib` acquires it in the `__enter__` of a class, in Python code. All other threads
+    that import would wait for ever.
+    """
+    while _imp.lock_held():
+        try:
+            _imp.release_lock()
+        except RuntimeError:  # another thread has it, and will release it
+            return
 
 
 class Sleeper:
