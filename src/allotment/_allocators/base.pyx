@@ -22,7 +22,6 @@ from allotment._allocators import arrays
 from allotment._allocators.buffer import Buffer
 from allotment._allocators.current import holders_on
 from allotment._devices import open_device
-from allotment._process.ledger import process_ledger
 from allotment.errors import (
     AddressError, OutOfMemoryFacts, RequestError, SettingsError, SizeError, UnsupportedError)
 
@@ -315,6 +314,8 @@ cdef class AllocatorBase:
         driver's figure for this process. Raises UnsupportedError unless the process was started by `python -m
         allotment.preload`. Calls the driver, and visits every block. Safe to call from several threads.
         """
+        from allotment._process.ledger import process_ledger
+
         return process_ledger(self)
 
     # --- limits ---

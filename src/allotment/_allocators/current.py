@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._devices import device_name
-from allotment._monitor.answering import announce_if_asked
 from allotment._rules import NEWEST, installed_version
-from allotment._settings import from_environment, settings_of
+from allotment._settings import from_environment, monitor_requested, settings_of
 from allotment.errors import RequestError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -108,7 +108,10 @@ def all_allocators() -> list[Any]:
 def note_allocator(allocator: Allocator) -> None:
     """Remember the first allocator on a device object."""
     note_holder(allocator)
-    announce_if_asked(allocator)
+    if sys.platform == "linux" and (allocator.settings.monitor or monitor_requested()):
+        from allotment._monitor.answering import announce  # late: few programs are monitored
+
+        announce(allocator)
     with _lock:
         _allocators.add(allocator)
         known = _first_on.get(allocator.device)

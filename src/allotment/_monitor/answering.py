@@ -26,7 +26,6 @@ from weakref import WeakSet
 from allotment import _logs
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._monitor.figures import Line, report_of
-from allotment._settings import monitor_requested
 from allotment._sharing import wire
 from allotment._sharing.identity import process_token, user_id
 from allotment._texts import printable
@@ -182,7 +181,6 @@ if hasattr(os, "register_at_fork"):
 atexit.register(lambda: _monitor.stop())
 
 
-def announce_if_asked(allocator: Any) -> None:
-    """Let other processes of this user ask for an allocator's figures, if its settings or the environment say so."""
-    if sys.platform == "linux" and (allocator.settings.monitor or monitor_requested()):
-        _monitor.add(allocator)
+def announce(allocator: Any) -> None:
+    """Let other processes of this user ask for an allocator's figures."""
+    _monitor.add(allocator)

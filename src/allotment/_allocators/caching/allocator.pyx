@@ -56,12 +56,9 @@ from weakref import ref
 
 from allotment import _logs as logs
 from allotment import _settings as config
-from allotment._allocators.caching.pool import Pool
-from allotment._allocators.caching.sanitizer.watch import REDZONE as REDZONE_BYTES, Sanitizer
 from allotment._allocators.current import note_allocator
 from allotment._devices.streams import Stream
 from allotment._rules import rules_of
-from allotment._sharing import importer
 from allotment.errors import AddressError, DeviceError, OutOfMemoryError, RequestError
 
 cdef extern from *:
@@ -77,8 +74,6 @@ cdef extern from *:
 cdef extern from "Python.h":
     bint PyGC_Enable() noexcept
     bint PyGC_Disable() noexcept
-
-cdef bytes_t REDZONE = REDZONE_BYTES
 
 
 @cython.no_gc_clear     # a garbage collection must not clear the device before the memory has returned to it
@@ -661,6 +656,8 @@ cdef class Allocator(AllocatorBase):
 
     cdef int watch(self) except -1:
         """Watch for races from now on."""
+        from allotment._allocators.caching.sanitizer.watch import Sanitizer
+
         cdef bint writes = self.is_readable() and hasattr(self.device, "submit")
         self.engine.interpreter_guards = False
         self.sanitizer = Sanitizer(self, writes_memory=writes)
@@ -676,7 +673,7 @@ cdef class Allocator(AllocatorBase):
     cdef object allocate_watched(self, Request* request):
         """Serve a request with a redzone behind the block."""
         cdef bytes_t size = request.size
-        request.size += REDZONE
+        request.size += <bytes_t> self.sanitizer.redzone
         address = self.try_once(request)
         if address == 0:
             address = self.allocate_after_failure(request)
@@ -794,6 +791,8 @@ cdef class Allocator(AllocatorBase):
         stream), or a PluggableAllocator. `placement` names a way to divide its memory that differs from the
         allocator's. Raises SettingsError for an unknown placement.
         """
+        from allotment._allocators.caching.pool import Pool
+
         return Pool(self, use_on_oom=use_on_oom, no_split=no_split, allocator=allocator, placement=placement)
 
     def empty_cache(self, pool: PoolId = (0, 0)) -> None:
@@ -987,6 +986,8 @@ cdef class Allocator(AllocatorBase):
         with nogil:
             ok = engine_add_peer(self.engine, peer, &failure)
             self.leave(ok, &failure)
+        from allotment._sharing import importer
+
         importer.reach_peer(self.device, peer)
         return 0
 

@@ -11,7 +11,6 @@ from allotment._core.mechanism.pausing cimport ExtentList
 import os
 from contextlib import suppress
 
-from allotment._allocators.registered_pages import RegisteredPages
 from allotment.errors import DeviceError, UnsupportedError
 
 cdef enum:
@@ -77,6 +76,8 @@ cdef class Contents:
         cdef size_t i
         if not hasattr(self.device, "register_host") or self.count == 0:
             return False
+        from allotment._allocators.registered_pages import RegisteredPages
+
         pages = RegisteredPages(self.device, min(<int> THREADS_MOST, os.cpu_count() or 1), None)
         try:
             host = pages.obtain(self.total)

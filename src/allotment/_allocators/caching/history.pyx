@@ -25,9 +25,7 @@ import atexit
 import io
 import time
 
-from allotment._allocators.caching import leaks
 from allotment._allocators.caching.history_file import finish_all
-from allotment._allocators.files import replaced
 from allotment._core.edge.snapshot import assembled
 from allotment._core.edge.words import ACTIONS
 from allotment.errors import RequestError
@@ -120,6 +118,8 @@ cdef class History(Part):
         find leaks, not permanently. Safe to call from several threads; what other threads do at the same time may count
         as before or after.
         """
+        from allotment._allocators.caching import leaks
+
         return leaks.Mark(self.allocator)
 
     def alive(self, *, before: Mark | None = None, after: Mark | None = None) -> list[Alive]:
@@ -131,6 +131,8 @@ cdef class History(Part):
         """
         if before is not None and after is not None:
             raise RequestError("alive: give only one side of a mark, before or after")
+        from allotment._allocators.caching import leaks
+
         mark = before if before is not None else after
         if mark is None:
             return leaks.alive(self.segments(), lambda address: True)
@@ -375,6 +377,8 @@ cdef class History(Part):
         """Write `snapshot()` to a file that PyTorch's memory tools open, without creating its dictionaries."""
         cdef size_t count = 0
         cdef TraceRecord* copies
+        from allotment._allocators.files import replaced
+
         with replaced(path) as file:
             copies = self.copy_history(&count)
             try:

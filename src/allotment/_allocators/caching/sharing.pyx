@@ -14,14 +14,15 @@ from allotment._core.model.model cimport Failure
 from allotment._core.tools.arguments cimport read_block
 
 from allotment import _logs
-from allotment._sharing import device_calls, owner, torch_form
 from allotment.errors import AddressError, UnsupportedError
 
 
 cdef object describe_shared(const SharedBlock* shared):
     """Return a shared block's facts as a Python object."""
     cdef size_t i
-    return owner.SharedBlock(
+    from allotment._sharing.owner import SharedBlock as Told
+
+    return Told(
         shared.generation, shared.size, shared.offset, shared.base,
         [(shared.pieces[i].chunk, shared.pieces[i].size) for i in range(shared.piece_count)],
         [shared.streams[i] for i in range(shared.stream_count)])
@@ -43,6 +44,8 @@ cdef class Sharing(BasicSharing):
         cdef address_t address = read_block(block)
         self.require_sharing("share")
         self.allocator.require_open()
+        from allotment._sharing import owner
+
         return owner.share(self.allocator, address, hold)
 
     def _send_block(self, block: Buffer | int, hold: float) -> tuple[SharedHandle, int]:
@@ -53,6 +56,8 @@ cdef class Sharing(BasicSharing):
         cdef address_t address = read_block(block)
         self.require_sharing("share")
         self.allocator.require_open()
+        from allotment._sharing import owner
+
         return owner.send(self.allocator, address, hold)
 
     def share_torch(self, block: Buffer | int) -> tuple[int, bytes]:
@@ -60,6 +65,8 @@ cdef class Sharing(BasicSharing):
         cdef address_t address = read_block(block)
         cdef object shared
         self.require_sharing("share_torch")
+        from allotment._sharing import device_calls, torch_form
+
         shared = self.shared_block(address, None)
         chunk, page = shared.pieces[0]
         version = self.allocator.rules.handle_version

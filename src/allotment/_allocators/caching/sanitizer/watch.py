@@ -25,9 +25,6 @@ from allotment.errors import AllotmentError, SanitizerWarning
 if TYPE_CHECKING:
     from allotment._devices.streams import Event
 
-REDZONE = 64
-"""Bytes of the redzone behind each block."""
-
 _REDZONE_BYTE, _POISON_BYTE = 0xFB, 0xDB
 _QUARANTINE_BYTES = 32 << 20
 _QUARANTINE_BLOCKS = 256
@@ -41,6 +38,9 @@ class Sanitizer:
     `reports` has the findings in order; each is also issued as a SanitizerWarning. `Stream` reports streams and events;
     `Inspection.touch` and the arrays of a watched allocator report accesses.
     """
+
+    redzone = 64
+    """Bytes behind each block."""
 
     def __init__(self, allocator: Any, *, writes_memory: bool) -> None:
         self.reports: list[Report] = []
@@ -79,7 +79,7 @@ class Sanitizer:
             self._blocks.allocated(address, size, stream, of_graph=captured)
             block = self._blocks.at(address)
         if block is not None and not captured:
-            block.has_redzone = self._fill(stream, address + size, REDZONE, _REDZONE_BYTE)
+            block.has_redzone = self._fill(stream, address + size, self.redzone, _REDZONE_BYTE)
 
     def adopted(self, address: int, size: int, stream: int) -> None:
         """Record a block that existed before the watch; what was done with it until now counts as done."""
@@ -104,7 +104,7 @@ class Sanitizer:
             if block.of_graph:
                 return [address]  # its graph rightly goes on using it
         if block.has_redzone:
-            self._check(block, block.size, REDZONE, _REDZONE_BYTE, "overrun", block.made)
+            self._check(block, block.size, self.redzone, _REDZONE_BYTE, "overrun", block.made)
         if block.recorded <= {block.stream}:
             block.is_poisoned = self._fill(block.stream, block.address, block.size, _POISON_BYTE)
         with self._lock:
