@@ -653,13 +653,17 @@ static void remove_area(Area* gone) {
     *place = gone->next;
     free(gone);
 }
-/* Shared memory of this size, counted; NULL if the device is full. */
-static void* take_memory(size_t size, int* descriptor) {
+/* 0: the device is full. */
+static int take(size_t size) {
     lock_shares(LOCK_EX);
     int fits = size <= TOTAL - used();
     if (fits) mine->bytes += size;
     lock_shares(LOCK_UN);
-    if (!fits) return NULL;
+    return fits;
+}
+/* Shared memory of this size, counted; NULL if the device is full. */
+static void* take_memory(size_t size, int* descriptor) {
+    if (!take(size)) return NULL;
     *descriptor = memfd_create("fake cuda memory", MFD_CLOEXEC);
     if (*descriptor < 0 || ftruncate(*descriptor, (off_t)size)) abort();
     /* At rising addresses, so that a program that is run again finds its memory in the same order. */
@@ -722,7 +726,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdevic
 EXPORT CUresult cuModuleLoadData(void** module, const size_t* image) {
     NEED_CONTEXT;
     if (fails("cuModuleLoadData")) return 999;
-    mine->bytes += *image;
+    if (!take(*image)) return OUT_OF_MEMORY;
     *module = (void*)image;
     return SUCCESS;
 }
@@ -738,7 +742,7 @@ EXPORT CUresult cuLaunchKernel(int* function, unsigned int grid_x, unsigned int 
     NEED_CONTEXT;
     (void)grid_x; (void)grid_y; (void)grid_z; (void)block_x; (void)block_y; (void)block_z; (void)shared;
     (void)parameters; (void)extra;
-    if (!*function) mine->bytes += PAGE;
+    if (!*function && !take(PAGE)) return OUT_OF_MEMORY;
     *function = 1;
     return enqueue(stream_of(stream), (Step){.kind = NOTHING});
 }

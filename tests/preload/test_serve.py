@@ -45,6 +45,31 @@ def test_the_ledger_divides_the_allocators_memory_among_those_who_have_it(driver
     assert said == [f"{sizes} True 0"]
 
 
+WANTS_ROOM = {
+    "a module": "cuda.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), ctypes.byref(ctypes.c_uint64(512 * MIB)))",
+    "a kernel": "cuda.cuLaunchKernel(ctypes.byref(ctypes.c_int(0)), 1, 1, 1, 1, 1, 1, 0, None, None, None)",
+    "managed memory": 'min(0, allocate(512 * MIB, "cuMemAllocManaged", 1))',
+    "a chunk": "cuda.cuMemCreate(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(512 * MIB),"
+    " ctypes.byref((ctypes.c_int * 16)(1, 0, 1, 0)), ctypes.c_uint64(0))",
+}
+
+
+@pytest.mark.parametrize("what", WANTS_ROOM)
+def test_what_the_driver_has_no_room_for_gets_the_room_that_the_allocator_only_caches(driver, tmp_path, what):
+    program = f"""
+    blocks = []
+    while (address := allocate(2 * MIB)) > 0:
+        blocks.append(address)
+    while allocate(2 * MIB, "cuMemAllocManaged", 1) > 0:
+        pass
+    full = {WANTS_ROOM[what]}
+    for block in blocks:
+        free(block)
+    print(len(blocks) > 400, abs(full), {WANTS_ROOM[what]})
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["True 2 0"]
+
+
 @pytest.mark.parametrize("where", ["stream()", "None"], ids=["a stream", "the default stream"])
 def test_a_plain_block_is_used_again_only_after_all_work_that_was_given(driver, tmp_path, where):
     program = (

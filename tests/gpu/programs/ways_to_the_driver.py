@@ -36,15 +36,16 @@ def use_cuda_core() -> None:
     stream.sync()
 
 
-def use_jax() -> None:
+def use_jax() -> object:
     import jax
 
     x = jax.numpy.ones((1024, 1024))
     (x @ x).block_until_ready()
+    return x
 
 
 if __name__ == "__main__":
-    globals()[f"use_{sys.argv[1]}"]()
+    kept = globals()[f"use_{sys.argv[1]}"]()  # until the figures are read
     import allotment
     from allotment._process.library import preloaded
 

@@ -38,6 +38,14 @@ static int is_the_allocators(CUdeviceptr address, Caller caller) {
     return options.depth == DEPTH_SERVE && !is_ours(caller) && ledger_library(address) == LIBRARY_OURS;
 }
 
+/* The driver may lack memory that the allocator only caches: then the cache is released, and the driver asked again.
+ * The allocator itself does this for its own requests. */
+#define WITH_ROOM(is_excluded, result, call) \
+    do { \
+        result = call; \
+        if (result == OUT_OF_MEMORY && !(is_excluded) && serve_give_back(current_device())) result = call; \
+    } while (0)
+
 /* --- plain memory --- */
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
@@ -47,27 +55,29 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
     Caller caller = CALLER;
     if (serve_plain(address, size, caller, &result)) return result;
     if (!begin(&pending, current_device(), taken(size), KIND_PLAIN, caller)) return OUT_OF_MEMORY;
-    result = real(address, size);
+    WITH_ROOM(is_ours(caller), result, real(address, size));
     return finish(&pending, result, result == SUCCESS ? *address : 0);
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height,
                                    unsigned int element) {
+    CUresult result;
     Pending pending;
     PASS(cuMemAllocPitch_v2, address, pitch, width, height, element);
     Caller caller = CALLER;
     uint64_t size = height && width <= UINT64_MAX / 2 / height ? (width + 511) / 512 * 512 * height : 0;
     if (!begin(&pending, current_device(), taken(size), KIND_PLAIN, caller)) return OUT_OF_MEMORY;
-    CUresult result = real(address, pitch, width, height, element);
+    WITH_ROOM(is_ours(caller), result, real(address, pitch, width, height, element));
     return finish(&pending, result, result == SUCCESS ? *address : 0);
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned int flags) {
+    CUresult result;
     Pending pending;
     PASS(cuMemAllocManaged, address, size, flags);
     Caller caller = CALLER;
     if (!begin(&pending, current_device(), taken(size), KIND_MANAGED, caller)) return OUT_OF_MEMORY;
-    CUresult result = real(address, size, flags);
+    WITH_ROOM(is_ours(caller), result, real(address, size, flags));
     return finish(&pending, result, result == SUCCESS ? *address : 0);
 }
 
@@ -106,7 +116,7 @@ static int is_captured(CUstream stream) {
 #define ALLOCATE_ASYNC(kind, call) \
     if (is_captured(own)) return call; \
     if (!begin(&pending, device, (size + 511) / 512 * 512, kind, caller)) return OUT_OF_MEMORY; \
-    result = call; \
+    WITH_ROOM(is_ours(caller), result, call); \
     return finish(&pending, result, result == SUCCESS ? *address : 0)
 
 static int is_default(int device, CUpool pool) { return device >= 0 && pool == default_pool(device); }
@@ -181,6 +191,7 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 /* --- virtual memory --- */
 
 EXPORT CUresult cuMemCreate(CUhandle* handle, size_t size, const CUproperties* properties, unsigned long long flags) {
+    CUresult result;
     Pending pending;
     PASS(cuMemCreate, handle, size, properties, flags);
     Caller caller = CALLER;
@@ -189,7 +200,7 @@ EXPORT CUresult cuMemCreate(CUhandle* handle, size_t size, const CUproperties* p
     if (device >= 0 && device != current_device() && options.limit) device = -1;    /* its figures cannot be asked */
     if (!begin(&pending, device, size, KIND_CHUNK, caller)) return OUT_OF_MEMORY;
     pending.entry.more = 1;
-    CUresult result = real(handle, size, properties, flags);
+    WITH_ROOM(is_ours(caller), result, real(handle, size, properties, flags));
     return finish(&pending, result, result == SUCCESS ? *handle : 0);
 }
 
@@ -263,8 +274,9 @@ EXPORT CUresult cuIpcGetMemHandle(void* handle, CUdeviceptr address) {
 
 #define LOADS(name, parameters, ...) \
     EXPORT CUresult name parameters { \
+        CUresult result; \
         PASS(name, __VA_ARGS__); \
-        CUresult result = real(__VA_ARGS__); \
+        WITH_ROOM(0, result, real(__VA_ARGS__)); \
         if (result == SUCCESS) after_load(); \
         return result; \
     }
@@ -285,9 +297,10 @@ LOADS(cuLibraryLoadFromFile, (void** library, const char* file, int* choices, vo
 /* Work on the default stream of a thread is work that no other thread can ask about: see `serving`. */
 #define LAUNCHES(name, parameters, stream_used, ...) \
     EXPORT CUresult name parameters { \
+        CUresult result; \
         PASS(name, __VA_ARGS__); \
         if (stream_used == THREAD_STREAM) note_thread_streams(); \
-        CUresult result = real(__VA_ARGS__); \
+        WITH_ROOM(is_captured(stream_used), result, real(__VA_ARGS__)); \
         if (result == SUCCESS) note_launch(function); \
         return result; \
     }

@@ -178,6 +178,7 @@ CUresult serve_free_async(const Entry* entry, CUstream stream) {
 }
 
 int serve_give_back(int device) {
+    if (device < 0) return 0;
     const allotment_entry_points* table = atomic_load(&servers[device].tables[TENANT_OTHER]);
     if (atomic_load(&servers[device].state) != READY || !table || inside) return 0;
     inside++;
