@@ -16,10 +16,9 @@ from allotment._cli.progress import progress_line
 from allotment._cli.ranks import decided, print_errors, print_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from allotment.lab.explain.growth import Growth
     from allotment.lab.explain.report import Explanation
+    from allotment.lab.explain.study import Study
     from allotment.lab.ranks.figures import Figures
     from allotment.lab.tune.search import Candidate
 
@@ -46,6 +45,7 @@ def command(
     from rich.console import Console
     from rich.markup import escape
 
+    from allotment.lab.api import explain_file
     from allotment.lab.ranks.files import snapshot_files
 
     files = snapshot_files(snapshots)
@@ -57,7 +57,10 @@ def command(
         if len(files) > 1:
             snapshot, rows, done = decided(files, device, cluster, progress)
             failed = print_errors(done)
-        found = explained(snapshot, device, compat, progress, flame)
+        found, study = explain_file(snapshot, device, compat, progress)
+        if flame is not None:
+            progress("drawing the flame graph")
+            _draw_flame_graph(flame, study, f"{snapshot}, device {found.device}")
     if as_json:
         ranks = {"file": snapshot, "ranks": [asdict(row) for row in rows]} if rows else {}
         print(json.dumps({**_report(found), **ranks}))
@@ -70,41 +73,14 @@ def command(
     raise typer.Exit(ExitCode.BAD_INPUT if failed else ExitCode.DONE)
 
 
-def explained(
-    snapshot: str,
-    device: int | None,
-    compat: str | None,
-    progress: Callable[[str], None],
-    flame: Path | None = None,
-) -> Explanation:
-    """Explain a snapshot, with or without a history; `flame` is a file to write a flame graph to.
-
-    Raises RequestError for a flame graph of a snapshot without a history.
-    """
-    from allotment._formats.torch_snapshot import naming
-    from allotment._settings import Settings
+def _draw_flame_graph(file: Path, study: Study | None, title: str) -> None:
     from allotment._viewer.flame_page import flame_page
     from allotment.errors import RequestError
     from allotment.lab.explain.flame import flame_of
-    from allotment.lab.explain.report import explain_end, explain_study
-    from allotment.lab.explain.study import Study
-    from allotment.lab.replay.run import has_history, read_source, recording_of
 
-    if compat is not None:
-        compat = Settings.parse(f"compat:{compat}").compat
-    progress("reading")
-    read = read_source(snapshot)
-    with naming(snapshot):
-        if not has_history(read):
-            if flame is not None:
-                raise RequestError("a flame graph needs a history, and the snapshot has none")
-            return explain_end(read, device)
-        study = Study(recording_of(read, device, progress, compat))
-        found = explain_study(study, progress)
-    if flame is not None:
-        progress("drawing the flame graph")
-        flame.write_bytes(flame_page(flame_of(study), f"{snapshot}, device {found.device}"))
-    return found
+    if study is None:
+        raise RequestError("a flame graph needs a history, and the snapshot has none")
+    file.write_bytes(flame_page(flame_of(study), title))
 
 
 def _report(found: Explanation) -> dict[str, Any]:

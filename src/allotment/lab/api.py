@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import BinaryIO, TypeAlias
 
 from allotment._formats.torch_snapshot import naming
 from allotment._settings import Settings
 from allotment.lab.explain.difference import Comparison, compare
-from allotment.lab.explain.report import AtPeak, Explanation, at_end, at_peak, explain_end
+from allotment.lab.explain.report import AtPeak, Explanation, at_end, at_peak, explain_end, explain_study
 from allotment.lab.explain.report import explain as explain_recording
+from allotment.lab.explain.study import Study
 from allotment.lab.replay.result import Result
 from allotment.lab.replay.run import Recording, has_history, read_capacity, read_recording, read_source, recording_of
 from allotment.lab.tune.search import Goal, Tuned
@@ -18,8 +19,11 @@ from allotment.lab.tune.search import tune as tune_recording
 
 __all__ = ["Source", "diff", "explain", "read_recording", "replay", "tune"]
 
-Source: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Recording
+File: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
+Source: TypeAlias = File | Recording
 """A path, "sample", the content of a file, a file object, or a recording."""
+
+Progress: TypeAlias = Callable[[str], None]
 
 
 def _recording(source: Source) -> Recording:
@@ -40,11 +44,25 @@ def explain(source: Source) -> Explanation:
 
     Raises FormatError, OSError.
     """
-    if isinstance(source, Recording):
-        return explain_recording(source)
+    return explain_recording(source) if isinstance(source, Recording) else explain_file(source)[0]
+
+
+def explain_file(
+    source: File, device: int | None = None, compat: str | None = None, progress: Progress = lambda what: None
+) -> tuple[Explanation, Study | None]:
+    """Explain one device of a snapshot by the rules of one PyTorch; also return the study, None without a history.
+
+    Raises FormatError, SettingsError for an unknown PyTorch, OSError.
+    """
+    if compat is not None:
+        compat = Settings.parse(f"compat:{compat}").compat
+    progress("reading")
     snapshot = read_source(source)
     with naming(source):
-        return explain_recording(recording_of(snapshot)) if has_history(snapshot) else explain_end(snapshot)
+        if not has_history(snapshot):
+            return explain_end(snapshot, device), None
+        study = Study(recording_of(snapshot, device, progress, compat))
+        return explain_study(study, progress), study
 
 
 def tune(source: Source, goal: str = "balanced", budget: float = 60.0, settings: Iterable[str] | None = None) -> Tuned:
