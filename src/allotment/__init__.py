@@ -10,6 +10,8 @@ from allotment import _libraries
 
 _libraries.install()  # before the first import of a compiled module
 
+import allotment._core.tools.fork_safe_lock  # noqa: F401  (its hooks around a fork: before those of names used later)
+
 TYPE_CHECKING = False  # type checkers take it for that of `typing`, which would cost more than all of this
 if TYPE_CHECKING:
     from allotment._allocators.buffer import Buffer
