@@ -17,8 +17,8 @@ help: ## this list
 demo: $(VENV)/built ## a recorded job that needed too much memory, why, and what would do; then a job that runs here
 	$(BIN)/allotment demo
 
-# A file's tests stay together: what one of them compiles, the others use.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# A file's tests stay together: what one of them compiles, the others use. tests/conftest.py says which files come first.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/built $(VENV)/tools ## all tests that need no GPU, except the long sweeps
 	$(PYTEST) -m "not gpu and not slow"
 

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
@@ -20,9 +21,35 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("ALLOTMENT_COSTS", None)
 
 
+LONGEST_FIRST = (
+    "devices/cuda/test_on_fake_driver.py",
+    "core/placement/test_dense.py",
+    "core/test_faults.py",
+    "lab/conformance/test_conformance.py",
+    "core/placement/test_first_fit.py",
+    "allocators/caching/test_hostile_use.py",
+    "core/test_host_memory.py",
+    "lab/replay/test_gate.py",
+    "sharing/test_two_processes.py",
+    "allocators/caching/test_sanitizer.py",
+    "sharing/test_faults.py",
+    "monitor/test_top.py",
+    "preload/test_ledger.py",
+    "lab/tune/test_tune.py",
+    "stress/test_dense_combinations.py",
+    "core/placement/test_short_path.py",
+    "core/tools/test_forks.py",
+    "core/test_state_machine.py",
+    "lab/ranks/test_ranks.py",
+)
+"""Files that take more than four seconds of processor time. Processes share the tests by file, so these come first."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of `allotment.testing` that start threads say so without our marker, which its users do not have."""
+    """Order the tests. Those of `allotment.testing` that start threads cannot say so with our marker: do it here."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
     for item in items:
         if getattr(getattr(item, "function", None), "runs_threads", False):
             item.add_marker(pytest.mark.threads)

@@ -8,11 +8,12 @@ from helpers.lives import LIVES, Life, lived_twice, undisturbed
 FOREVER = 1 << 62
 
 OUT_OF_MEMORY = pytest.mark.parametrize("out_of_memory", [True, False], ids=["out of memory", "device error"])
-TIMES = pytest.mark.parametrize("times", [1, 2, FOREVER], ids=["once", "twice", "from then on"])
+ONCE, FROM_THEN_ON = pytest.param(1, id="once"), pytest.param(FOREVER, id="from then on")
+TWICE = pytest.param(2, id="twice", marks=pytest.mark.slow)
 
 
 @OUT_OF_MEMORY
-@TIMES
+@pytest.mark.parametrize("times", [ONCE, TWICE, FROM_THEN_ON])
 @pytest.mark.parametrize("name", LIVES)
 def test_whichever_call_to_the_device_fails_nothing_is_lost(name, times, out_of_memory):
     expected, calls = undisturbed(name)
@@ -24,7 +25,7 @@ def test_whichever_call_to_the_device_fails_nothing_is_lost(name, times, out_of_
 
 
 @OUT_OF_MEMORY
-@TIMES
+@pytest.mark.parametrize("times", [TWICE, FROM_THEN_ON])  # once: that is the test above
 @pytest.mark.parametrize("name", LIVES)
 def test_whichever_operation_of_the_device_fails_nothing_is_lost(name, times, out_of_memory):
     """Only one kind of call fails: the call that undoes another may then succeed, or be the only one that fails."""
