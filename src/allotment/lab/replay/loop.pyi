@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from allotment._settings.record import Settings
 
 def rounded_sizes(settings: Settings, requests: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """What each request becomes under these settings."""
+    """Return what each request is rounded to under these settings."""
 
 class Replay:
     """One run of a workload through an engine of its own."""
@@ -29,32 +29,32 @@ class Replay:
         size: NDArray[np.uint64],
         stream: NDArray[np.uint64],
     ) -> None:
-        """Compare from now on with a recording, and answer from it. The columns are changed."""
+        """Compare with a recording from now on, and take answers from it. Changes the columns."""
     def keep_journal(self) -> None:
-        """Keep from now on what is done, for `places`, `segment_events` and `late_frees`; see journal.pxd."""
+        """Record what is done from now on, for `places`, `segment_events` and `late_frees`; see journal.pxd."""
     @property
     def block_places(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int32]]:
-        """By block of the workload: address, size and the call that placed it, -1 for one before the history.
+        """Return by block of the workload: address, size and the call that placed it, -1 for one before the history.
 
         pre: a journal is kept. A block that was never placed has size 0.
         """
     @property
     def segment_events(self) -> NDArray[np.void]:
-        """`SEGMENT_EVENT` records in order. pre: a journal is kept"""
+        """Return `SEGMENT_EVENT` records in order. pre: a journal is kept"""
     @property
     def late_frees(self) -> NDArray[np.void]:
-        """`LATE_FREE` records in order. pre: a journal is kept"""
+        """Return `LATE_FREE` records in order. pre: a journal is kept"""
     def suggest(self, places: NDArray[np.uint64]) -> None:
         """Suggest places for segments, in order: pairs of address and size, used as long as possible."""
     @property
     def difference(self) -> tuple[int, tuple[int, int, int, int] | None] | None:
-        """(entry, (action, address, size, stream)) of the first difference; None if there is none."""
+        """Return (entry, (action, address, size, stream)) of the first difference; None if there is none."""
     def restore(self, layouts: NDArray[np.void], pieces: NDArray[np.void]) -> None:
         """Lay segments out as they were when the recording began."""
     def begin_window(self) -> None:
-        """Start counting here: the calls before only restored the initial state."""
+        """Start counting here: earlier calls only restored the initial state."""
     def sample(self, samples: NDArray[np.uint64], stride: int) -> None:
-        """Keep the largest live and reserved size of every `stride` calls."""
+        """Store the largest live and reserved size of every `stride` calls."""
     def run(
         self,
         calls: NDArray[np.void],
@@ -62,24 +62,25 @@ class Replay:
         stop_at_difference: bool = False,
         background: bool = False,
     ) -> bool:
-        """Make the calls; False if it stopped early because one ran out of memory or differed.
+        """Make the calls; return False if one ran out of memory or differed, which stops the loop.
 
         `background` calls are from before the history: their events do not finish by themselves.
         """
     def figures(self) -> dict[str, Any]:
-        """The counters of the window."""
+        """Return the counters of the window."""
     @property
     def driver_ms(self) -> float:
-        """The cost of the window's driver calls, in milliseconds."""
+        """Return the cost of the window's driver calls, in milliseconds."""
     def driver(self) -> dict[str, Any]:
-        """The window's driver calls."""
+        """Return the window's driver calls."""
     def moment(self) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
-        """Every mapped block as it is now, by address, and the address of every block of the workload, 0 for none.
+        """Return every mapped block as it is now, by address, and the address of every block of the workload, 0 for
+        none.
 
         Only for PyTorch's placement, as `blocks`.
         """
     def blocks(self) -> list[tuple[int, int, int]]:
-        """(address, size, state) of every mapped block, by address; the states are of `BlockState`.
+        """Return (address, size, state) of every mapped block, by address; the states are those of `BlockState`.
 
-        Only for PyTorch's placement: it is compared with recordings, which have no other placement.
+        Only for PyTorch's placement, because it is compared with recordings, which have no other placement.
         """
