@@ -7,8 +7,15 @@ import subprocess
 import sys
 import textwrap
 
+PATIENCE = 600
+"""Seconds after which a program or a child that waits for ever is ended, and so fails.
 
-def output_of(program: str, *, seconds: float = 120) -> str:
+Seconds of the clock, in which a process of little priority on a busy machine may get hardly any of a processor: under
+a sanitizer, a program that needs one second has taken more than sixty.
+"""
+
+
+def output_of(program: str, *, seconds: float = PATIENCE) -> str:
     """What a program prints. Fails if it crashes, raises, writes to standard error or takes too long."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],

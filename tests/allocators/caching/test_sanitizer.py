@@ -586,7 +586,7 @@ def test_a_forked_child_may_use_what_another_thread_was_telling_of():
     threading.Timer(0.05, go_on.set).start()
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(600)
         watched.inspection.touch(block, one)
         os._exit(0)
     print(os.waitpid(child, 0)[1])

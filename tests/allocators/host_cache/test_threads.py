@@ -12,6 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from allotment._allocators.host_cache import cache as cpu
+from helpers.child import PATIENCE
 from helpers.cpu_entry_points import table_of
 
 pytestmark = pytest.mark.threads
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.threads
 def run_python(program, **options):
     """A fresh interpreter, for what happens to a process as a whole."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, **options
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=PATIENCE, **options
     )
 
 
@@ -141,7 +142,7 @@ def test_a_child_finds_the_lock_free_and_the_cache_whole():
         for _ in range(40):
             child = os.fork()
             if child == 0:
-                signal.alarm(20)
+                signal.alarm(600)
                 with cpu.caching(cache):
                     for size in (128, 1000, 5000):
                         address = cpu.allocate(size)

@@ -2,14 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from allotment import Allocator, Backend
-from helpers.child import output_of
+from helpers.child import PATIENCE, output_of
 from helpers.forked import fork_past_python, goes_well_in_child
 
 pytestmark = [
@@ -41,7 +39,7 @@ class SlowDevice(Backend):
 @pytest.fixture
 def alarm():
     """A child that waits for ever is killed, and so fails."""
-    return lambda: signal.alarm(60)
+    return lambda: signal.alarm(PATIENCE)
 
 
 def test_a_fork_waits_for_a_thread_inside(alarm):
@@ -176,7 +174,7 @@ def test_a_fork_past_python_waits_for_no_thread_inside_and_leaves_all_others_fre
 
 
 def test_hooks_of_others_may_use_memory():
-    script = """
+    script = f"""
 import gc, os, signal, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork beside threads
 os.register_at_fork(before=lambda: use())  # first registered: called last, next to the fork
@@ -195,14 +193,14 @@ def use():
     Stream(device).submit(int)
     Stream(device).synchronize()
 
-signal.alarm(60)
+signal.alarm({PATIENCE})
 calls, cache, device, own = [], cpu.CachingAllocator(), HostDevice(), Allocator("host")
 garbage = [own.empty(1000)]
 garbage.append(garbage)
 del garbage
 child = os.fork()
 if child == 0:
-    signal.alarm(60)
+    signal.alarm({PATIENCE})
     use()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -210,8 +208,7 @@ assert calls == [1]
 own.empty_cache()
 assert own.stats()["active.all.current"] == 0
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert output_of(script) == ""
 
 
 @pytest.mark.threads

@@ -15,6 +15,7 @@ from allotment._core.contract.probe import Probe, Status, StatusError
 from allotment._devices.host.device import HostDevice
 from allotment._devices.streams import Stream
 from allotment.errors import StreamError
+from helpers.child import PATIENCE
 from helpers.forked import fork_past_python, goes_well_in_child
 
 pytestmark = pytest.mark.threads
@@ -36,7 +37,9 @@ stream = Stream(device)
 
 
 def run(script: str, first: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", first + PRELUDE + script], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", first + PRELUDE + script], capture_output=True, text=True, timeout=PATIENCE
+    )
 
 
 # Ctrl-C.
@@ -185,7 +188,7 @@ def test_forks_in_the_middle_of_work_leave_every_lock_in_order(device):
             probe.chunk_release(chunk, TOUCHED)
 
     def use():
-        signal.alarm(30)  # a child that waits for ever is killed, and so fails
+        signal.alarm(PATIENCE)  # a child that waits for ever is killed, and so fails
         stream = Stream(device)
         stream.submit(int)
         stream.synchronize()
