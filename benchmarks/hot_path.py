@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parents[1] / "src"
 DEVICE, SETTINGS = "sim:1024GiB", "compat:newest"
@@ -50,6 +51,21 @@ def replacing_in_python(malloc: Callable[[int], int], free: Callable[[int], obje
     return measure
 
 
+def on_threads(pairs: list[Any], size: int) -> Measure:
+    """Nanoseconds that a pair takes while each of these allocators has a thread that does nothing else."""
+
+    def measure(count: int) -> float:
+        threads = [threading.Thread(target=each.pair_ns, args=(size, count)) for each in pairs]
+        start = time.perf_counter_ns()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return (time.perf_counter_ns() - start) / (count * len(pairs))
+
+    return measure
+
+
 def measures() -> dict[str, tuple[Measure, int]]:
     """Each figure, and how many calls one taking of it needs."""
     from allotment import Allocator
@@ -61,6 +77,10 @@ def measures() -> dict[str, tuple[Measure, int]]:
         CPairs(Allocator(DEVICE, settings=text)) for text in (SETTINGS, EXPANDABLE, DENSE)
     )
     replaced = Allocator(DEVICE, settings=SETTINGS)
+    shared, apart = (
+        CPairs(Allocator(DEVICE, settings=SETTINGS)),
+        [CPairs(Allocator(f"{DEVICE}#{number}", settings=SETTINGS)) for number in (1, 2)],
+    )
     return {
         "pair from C": (lambda count: from_c.pair_ns(BLOCK, count), 10_000),
         "pair from C, expandable segments": (lambda count: expandable.pair_ns(BLOCK, count), 10_000),
@@ -72,6 +92,8 @@ def measures() -> dict[str, tuple[Measure, int]]:
         "replacement among 256, from Python": (replacing_in_python(replaced.malloc, replaced.free), 4_000),
         "the same on two empty calls": (replacing_in_python(nothing.malloc, nothing.free), 4_000),
         "churn among 1,000, from C": (lambda count: from_c.replacement_ns(1_000, BLOCK, count), 10_000),
+        "eight threads on one device, from C": (on_threads([shared] * 8, BLOCK), 20_000),
+        "two threads on a device each, from C": (on_threads(apart, BLOCK), 50_000),
         "churn among 1,000,000, from C": (lambda count: from_c.replacement_ns(1_000_000, BLOCK, count), 200_000),
     }
 

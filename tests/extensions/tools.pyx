@@ -7,7 +7,9 @@ from libc.string cimport memset
 
 from allotment._core.tools cimport bits
 from allotment._core.tools.arrays cimport make_room_for
-from allotment._core.tools.lock cimport Lock, lock_give, lock_is_mine, lock_try, lock_wait
+from allotment._core.tools.bias cimport COUNTING, SUCCESSION
+from allotment._core.tools.lock cimport (
+    Lock, lock_allow_bias, lock_give, lock_is_mine, lock_lend, lock_reclaim, lock_try, lock_wait)
 from allotment._core.tools.pointer_map cimport (
     PointerMap, map_clear, map_get, map_home, map_init, map_pop, map_put, map_reserve)
 from allotment._core.tools.slab cimport Slab, slab_clear, slab_give, slab_init, slab_reserve, slab_take
@@ -128,6 +130,32 @@ cdef class Guarded:
     def is_mine(self):
         return lock_is_mine(&self.lock)
 
+    def allow_bias(self):
+        """Whether this system has what a bias needs."""
+        lock_allow_bias(&self.lock)
+        return self.lock.bias.favored == COUNTING
+
+    def until_favored(self):
+        """Acquire it as often as it takes."""
+        for _ in range(SUCCESSION):
+            assert lock_try(&self.lock)
+            lock_give(&self.lock)
+        assert self.is_favored()
+
+    def is_favored(self):
+        return self.lock.bias.favored > COUNTING and self.lock.bias.favored & 1 == 0
+
+    def lend(self):
+        lock_lend(&self.lock)
+
+    def reclaim(self):
+        with nogil:
+            lock_reclaim(&self.lock)
+
+    def away(self):
+        """How many threads have lent it."""
+        return self.lock.word >> 1
+
     def wait(self):
         with nogil:
             lock_wait(&self.lock)
@@ -138,4 +166,15 @@ cdef class Guarded:
             for _turn in range(times):
                 lock_wait(&self.lock)
                 self.number += 1        # not atomic: two at once would lose one
+                lock_give(&self.lock)
+
+    def add_around_unlocked_sections(self, long times):
+        cdef long _turn
+        with nogil:
+            for _turn in range(times):
+                lock_wait(&self.lock)
+                self.number += 1
+                lock_lend(&self.lock)
+                lock_reclaim(&self.lock)
+                self.number += 1
                 lock_give(&self.lock)

@@ -30,6 +30,7 @@ from allotment._core.records.history cimport capture_stack, gather_t
 from allotment._core.records.spool cimport Spool, spool_pace
 from allotment._core.tools.arguments cimport SIZE_BITS, is_fraction
 from allotment._core.tools.interpreter cimport interpreter_ends
+from allotment._core.tools.lock cimport lock_allow_bias
 from allotment._core.tools.pointer_map cimport map_get
 
 from allotment.errors import AllotmentError, OutOfMemoryError, RequestError
@@ -482,6 +483,7 @@ cdef EntryPoints* entry_points_of(object allocator) except NULL:
     owner.pointer_holders += 1
     Py_INCREF(owner)
     owner.engine.interpreter_guards = False
+    lock_allow_bias(&owner.engine.lock)
     table.size = sizeof(EntryPoints)
     table.version = ENTRY_VERSION
     table.context = context

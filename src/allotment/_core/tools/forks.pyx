@@ -5,8 +5,8 @@ from libc.stdint cimport uint64_t
 
 from allotment._core.tools.interpreter cimport let_interpreter_go, take_interpreter_back
 from allotment._core.tools.lock cimport (
-    Lock, allotment_lock_relax, allotment_owner_get, allotment_owner_set, lock_give, lock_is_mine, lock_try, lock_wait,
-    this_thread)
+    Lock, allotment_lock_relax, allotment_owner_get, allotment_owner_set, lock_forget_other_threads, lock_give,
+    lock_is_mine, lock_try, lock_wait, this_thread)
 
 cdef extern from *:
     """
@@ -156,6 +156,8 @@ cdef void after_fork_in_child() noexcept nogil:
     cdef ForkGuard* guard = first
     depth += 1
     while guard != NULL:
+        if guard.kind != SHORT_MUTEX and lock_is_mine(<Lock*> guard.lock):
+            lock_forget_other_threads(<Lock*> guard.lock)
         if guard.start_anew != NULL:
             guard.start_anew(guard.owner)
         guard = guard.next

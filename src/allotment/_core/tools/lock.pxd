@@ -8,6 +8,9 @@ The lowest bit of the word says that the lock is held. The bits above count the 
 the middle of an operation and will acquire it again (`lock_lend`, `lock_reclaim`). So one load of the word tells that
 no thread is inside and none will come back; two separate words could change between two loads.
 
+A lock that one thread uses alone can do without the atomic operation: see `bias`. Its favored thread is the holder
+while `bias.inside` is 1; `word` and `owner` do not tell. So only a lock without bias can be asked whether it is unused.
+
 The lock knows its owner, because code that runs under it (a callback, a backend written in Python) can call the engine
 again on the same thread. Such a call must be detected; waiting for the lock would deadlock.
 """
@@ -15,6 +18,9 @@ again on the same thread. Such a call must be detected; waiting for the lock wou
 from cpython.pystate cimport PyThreadState
 from libc.stdint cimport uint64_t
 
+from allotment._core.tools.bias cimport (
+    BY_BIAS, BY_WORD, NO_PASSAGE, Bias, Passage, bias_allow, bias_enter, bias_favors, bias_forget_others, bias_holds,
+    bias_keeps_out, bias_leave, bias_pass)
 from allotment._core.tools.interpreter cimport let_interpreter_go, take_interpreter_back
 
 cdef extern from *:
@@ -28,6 +34,7 @@ cdef extern from *:
     static __inline void allotment_lock_give(volatile long* word, long more) {
         _InterlockedExchange(word, (*word & ~1L) + more);
     }
+    static __inline void allotment_lock_add(volatile long* word, long more) { _InterlockedExchangeAdd(word, more); }
     static __inline int allotment_lock_retake(volatile long* word) {
         long seen = *word;
         return (seen & 1) == 0 && _InterlockedCompareExchange(word, seen - 1, seen) == seen;
@@ -48,6 +55,10 @@ cdef extern from *:
         long seen = 0;
         return __builtin_expect(__atomic_compare_exchange_n(word, &seen, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED), 1)
             || ((seen & 1) == 0 && (__atomic_fetch_or(word, 1, __ATOMIC_ACQUIRE) & 1) == 0);
+    }
+    /* The holder undoes the acquisition: a thread that its bias lets in may change the count at this moment. */
+    static inline void allotment_lock_add(volatile long* word, long more) {
+        __atomic_fetch_add(word, more, __ATOMIC_RELEASE);
     }
     /* Only the holder changes the bits above the lowest, so a plain load and store will do. */
     static inline void allotment_lock_give(volatile long* word, long more) {
@@ -88,6 +99,7 @@ cdef extern from *:
     """
     bint allotment_lock_take(long* word) noexcept nogil
     void allotment_lock_give(long* word, long more) noexcept nogil
+    void allotment_lock_add(long* word, long more) noexcept nogil
     bint allotment_lock_retake(long* word) noexcept nogil
     bint allotment_lock_is_open(long* word) noexcept nogil
     bint allotment_lock_is_unused(long* word) noexcept nogil
@@ -108,22 +120,45 @@ cdef extern from *:
     """
     uint64_t this_thread "allotment_this_thread"() noexcept nogil
 
-cdef struct Lock:
-    long word           # 1 if held, plus 2 for each thread that will be back
-    uint64_t owner      # the thread that holds it, 0 when free
+cdef enum:
+    HELD = 1
+    LENT = 2
+
+cdef struct Lock:       # begins as zeros
+    long word           # HELD, plus LENT for each thread that will be back
+    uint64_t owner      # the thread that holds the word, 0 when free
+    Bias bias
+
+
+cdef inline void lock_allow_bias(Lock* lock) noexcept nogil:
+    """Make the lock cheaper for programs that use it on one thread."""
+    bias_allow(&lock.bias)
 
 
 cdef inline bint lock_try(Lock* lock) noexcept nogil:
-    if allotment_lock_take(&lock.word):
-        allotment_owner_set(&lock.owner, this_thread())
+    cdef uint64_t thread = this_thread()
+    if bias_favors(&lock.bias, thread):
+        if bias_holds(&lock.bias, thread):
+            return False
+        if bias_enter(&lock.bias, thread):
+            return True
+    return allotment_lock_take(&lock.word) and pass_bias(lock, thread, -HELD)
+
+
+cdef inline bint pass_bias(Lock* lock, uint64_t thread, long undo) noexcept nogil:
+    """The rest of an acquisition. `undo` is what to add to the word if the favored thread is inside."""
+    cdef Passage passage = bias_pass(&lock.bias, thread)
+    if passage == BY_WORD:
+        allotment_owner_set(&lock.owner, thread)
         return True
-    return False
+    allotment_lock_add(&lock.word, undo if passage == NO_PASSAGE else -HELD)
+    return passage == BY_BIAS
 
 
 cdef inline void lock_wait(Lock* lock) noexcept nogil:
     """Acquire the lock, however long that takes. pre: not held by this thread, interpreter lock not held."""
     cdef int round = 0
-    while not (allotment_lock_is_open(&lock.word) and lock_try(lock)):
+    while not (allotment_lock_is_open(&lock.word) and not bias_keeps_out(&lock.bias) and lock_try(lock)):
         allotment_lock_relax(round)
         round += 1
 
@@ -139,25 +174,43 @@ cdef inline void lock_wait_outside(Lock* lock) noexcept nogil:
 
 
 cdef inline void lock_give(Lock* lock) noexcept nogil:
+    if bias_holds(&lock.bias, this_thread()):
+        bias_leave(&lock.bias)
+        return
     allotment_owner_set(&lock.owner, 0)
     allotment_lock_give(&lock.word, 0)
 
 
 cdef inline void lock_lend(Lock* lock) noexcept nogil:
     """Release the lock for a while, as `lock_reclaim` will follow."""
+    if bias_holds(&lock.bias, this_thread()):
+        allotment_lock_add(&lock.word, LENT)
+        bias_leave(&lock.bias)
+        return
     allotment_owner_set(&lock.owner, 0)
-    allotment_lock_give(&lock.word, 2)
+    allotment_lock_give(&lock.word, LENT)
 
 
 cdef inline void lock_reclaim(Lock* lock) noexcept nogil:
     """Acquire a lent lock again. pre: as for `lock_wait`, unless the lock is free at once"""
+    cdef uint64_t thread = this_thread()
     cdef int round = 0
-    while not allotment_lock_retake(&lock.word):
+    while True:
+        if bias_favors(&lock.bias, thread) and bias_enter(&lock.bias, thread):
+            allotment_lock_add(&lock.word, -LENT)
+            return
+        if allotment_lock_retake(&lock.word) and pass_bias(lock, thread, LENT - HELD):
+            return
         allotment_lock_relax(round)
         round += 1
-    allotment_owner_set(&lock.owner, this_thread())
 
 
 cdef inline bint lock_is_mine(Lock* lock) noexcept nogil:
     """Whether the calling thread holds the lock. No other thread writes this thread's id there."""
-    return allotment_owner_get(&lock.owner) == this_thread()
+    cdef uint64_t thread = this_thread()
+    return allotment_owner_get(&lock.owner) == thread or bias_holds(&lock.bias, thread)
+
+
+cdef inline void lock_forget_other_threads(Lock* lock) noexcept nogil:
+    """In a child of fork: forget what threads of the parent were about to do. pre: the calling thread holds the lock"""
+    bias_forget_others(&lock.bias, this_thread())
