@@ -1,6 +1,6 @@
 """What malloc and free cost, in this tree and in others, measured in turns.
 
-    python benchmarks/hot_path.py [--rounds 25] [SOURCE...]
+    python benchmarks/hot_path.py [--rounds 25] [--only WORDS] [SOURCE...]
 
 SOURCE is the folder `src` of another tree, built with the same Python; the state before a change, for instance. Each
 tree has a process of its own. They take turns, figure by figure, and of five short takings the least counts: so a busy
@@ -113,7 +113,7 @@ def environment(source: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
 
 
-def in_turns(sources: list[Path], rounds: int) -> None:
+def in_turns(sources: list[Path], rounds: int, only: str) -> None:
     trees = [
         subprocess.Popen(
             [sys.executable, __file__, "--answer"],
@@ -133,7 +133,7 @@ def in_turns(sources: list[Path], rounds: int) -> None:
     names = next(iter([json.loads(tree.stdout.readline()) for tree in trees if tree.stdout]))  # each says them
     print(f"| ns | {' | '.join(map(str, sources))} |{' this / that |' * (len(sources) - 1)}")
     print("|---|" + "---|" * (2 * len(sources) - 1))
-    for name in names:
+    for name in (name for name in names if only in name):
         taken = [[ask(tree, name) for tree in trees] for _ in range(rounds)]
         cells = [f"{statistics.median(column):.1f}" for column in zip(*taken, strict=True)]
         ratios = [statistics.median(row[0] / row[i] for row in taken) for i in range(1, len(trees))]
@@ -148,12 +148,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sources", nargs="*", type=Path, metavar="SOURCE")
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--only", default="", metavar="WORDS", help="the figures whose names contain this")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.answer:
         answer()
     else:
-        in_turns([HERE, *options.sources], options.rounds)
+        in_turns([HERE, *options.sources], options.rounds, options.only)
 
 
 if __name__ == "__main__":
