@@ -52,7 +52,7 @@ from allotment._allocators.host_cache.host_memory import HostMemory
 sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
 from stress.host_writes import HostWrites
 
-MOST_SECONDS = 120.0
+MOST_SECONDS = 600.0  # of the clock: on a busy machine a case that needs one second may take a hundred
 MOST_MEMORY = 6 << 30
 MIB = 1 << 20
 SIZES = [0, 1, 511, 512, 513, 4096, MIB - 1, MIB, 3 * MIB, 11 * MIB, 24 * MIB, 70 * MIB]
