@@ -32,7 +32,7 @@ SIZES = (1, 512, 4000, 70_000, 900_000, MIB, 3 * MIB, 11 * MIB, 30 * MIB, 64 * M
 
 
 class Program:
-    """One drawn program; `told` is what PyTorch said on the way."""
+    """One drawn program; `reports` are what PyTorch reported on the way."""
 
     def __init__(self, torch: Any, seed: int) -> None:
         self.torch = torch
@@ -41,7 +41,7 @@ class Program:
         self.streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
         self.pools: list[Any] = []
         self.graphs: list[Any] = []
-        self.told: list[Any] = []
+        self.reports: list[Any] = []
 
     def run(self, steps: int) -> list[Any]:
         total = self.torch.cuda.mem_get_info()[1]
@@ -57,10 +57,10 @@ class Program:
             try:
                 step()
             except Exception as error:
-                self.told.append([step.__name__, type(error).__name__, str(error).splitlines()[0]])
+                self.reports.append([step.__name__, type(error).__name__, str(error).splitlines()[0]])
         self.ask()
-        self.told.append(self.history())
-        return self.told
+        self.reports.append(self.history())
+        return self.reports
 
     def new(self) -> Any:
         size = int(self.draw.choice(SIZES) * self.draw.uniform(0.5, 1.0)) + 1
@@ -90,7 +90,7 @@ class Program:
             pool = self.draw.choice(self.pools)
             with self.noting(pool.id), self.torch.cuda.use_mem_pool(pool):
                 self.tensors.append(self.new())
-            self.told.append(["pool", pool.use_count(), len(pool.snapshot())])
+            self.reports.append(["pool", pool.use_count(), len(pool.snapshot())])
 
     @contextlib.contextmanager
     def noting(self, pool: tuple[int, int]) -> Iterator[None]:
@@ -118,12 +118,12 @@ class Program:
             graph.capture_end()
         self.graphs.append((graph, kept))
         live = {tensor.untyped_storage().data_ptr() for tensor in kept}
-        self.told.append(["live", torch._C._cuda_checkPoolLiveAllocations(0, pool, live)])
+        self.reports.append(["live", torch._C._cuda_checkPoolLiveAllocations(0, pool, live)])
         state = torch._C._cuda_getCheckpointState(0, pool)
         # In which order the segments of a state come back is not settled: with one, there is only one.
         if self.draw.random() < 0.5 and len(kept) == 1:
             torch._C._cuda_setCheckpointPoolState(0, state, [], [])
-        self.told.append(["live after", torch._C._cuda_checkPoolLiveAllocations(0, pool, live)])
+        self.reports.append(["live after", torch._C._cuda_checkPoolLiveAllocations(0, pool, live)])
 
     def drop_graph(self) -> None:
         if self.graphs:
@@ -139,9 +139,9 @@ class Program:
         self.torch.empty(2 * LIMIT, dtype=self.torch.uint8, device="cuda")
 
     def ask(self) -> None:
-        self.told.append(dict(self.torch.cuda.memory_stats()))
-        self.told.append(self.known(self.torch.cuda.memory_snapshot()))
-        self.told.append(self.torch.cuda.memory_summary())
+        self.reports.append(dict(self.torch.cuda.memory_stats()))
+        self.reports.append(self.known(self.torch.cuda.memory_snapshot()))
+        self.reports.append(self.torch.cuda.memory_summary())
 
     def history(self) -> dict[str, Any]:
         """Everything that a snapshot has, in the order in which it is told."""
@@ -203,7 +203,7 @@ def main() -> int:
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
             if done.returncode == 0:
                 answers = json.loads(done.stdout)
-                told.append(Places(answers[-1]["device_traces"][0]).told(answers))
+                told.append(Places(answers[-1]["device_traces"][0]).instead_of_addresses(answers))
             else:
                 told.append([f"ended with {done.returncode}"])
         found = difference(told[0], told[1]) or next((str(end[0]) for end in told if len(end) == 1), None)

@@ -104,15 +104,15 @@ def keep_pools_of_captures() -> None:
     reset, own_pools = kind.reset, kind.pools
 
     def _retain_pool(self: Any, pool: Any) -> None:
-        found: PoolId = tuple(getattr(pool, "id", pool))
+        pool_id: PoolId = tuple(getattr(pool, "id", pool))
         device = torch.cuda.current_device()
         kept = _kept.get(self)
         if kept is None:
             kept = _kept[self] = _KeptPools([])
             finalize(self, kept.release)
-        if (device, found) not in kept.pools:
-            allocator_of(device).pools.create_or_incref(found)
-            kept.pools.append((device, found))
+        if (device, pool_id) not in kept.pools:
+            allocator_of(device).pools.create_or_incref(pool_id)
+            kept.pools.append((device, pool_id))
 
     @wraps(own_pools)
     def pools(self: Any) -> list[Any]:

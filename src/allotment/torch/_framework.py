@@ -7,8 +7,8 @@ from allotment._adapters.frameworks import import_framework
 
 def _is_the_program(package: str) -> bool:
     """Whether Python was started with `-m package`, which imports the package before its `__main__`."""
-    given = sys.orig_argv
-    return "-m" in given and given[given.index("-m") + 1 :][:1] == [package]
+    arguments = sys.orig_argv
+    return "-m" in arguments and arguments[arguments.index("-m") + 1 :][:1] == [package]
 
 
 try:
@@ -17,4 +17,4 @@ except ImportError as error:
     if not _is_the_program("allotment.torch"):
         raise
     print(error, file=sys.stderr)
-    sys.exit(2)  # as for what else keeps the program from being run
+    sys.exit(2)  # as for other reasons why the program cannot be run

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.tenants import Tenant
 
-def serve_with(function: Callable[[int], Tenant], current: Callable[[int], int] | None = None) -> None:
+def bind_with(factory: Callable[[int], Tenant], current: Callable[[int], int] | None = None) -> None:
     """Register the factory that supplies each device's tenant; called on first use.
 
     `current` returns the handle of the calling thread's current stream on a device; without it, the default stream

@@ -34,14 +34,15 @@ cdef enum:
 
 cdef EntryPoints* tables[DEVICES_MOST]
 cdef dict tenants = {}              # device index -> Tenant, of each table
-cdef object settle = None           # device index -> Tenant, given by `serve_with`
+cdef object tenant_for = None       # device index -> Tenant, set by `bind_with`
 cdef bint free_has_failed = False
-cdef object torch_current_stream = None     # device index -> raw stream handle, given by `serve_with`
+cdef object torch_current_stream = None     # device index -> raw stream handle, set by `bind_with`
 
 
-# --- failing -------------------------------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------------------
 
-cdef object words_of(object error):
+cdef object message_of(object error):
+    """Return PyTorch's message for a failure; our own if PyTorch has none."""
     if not isinstance(error, OutOfMemoryError):
         return str(error)
     allocator = tenants[error.facts.device_index].allocator
@@ -49,15 +50,15 @@ cdef object words_of(object error):
     return pytorch_out_of_memory(error.facts, rules=rules)
 
 
-cdef void fail(const EntryPoints* table) noexcept nogil:
-    """Throws this thread's last failure."""
+cdef void throw_failure(const EntryPoints* table) noexcept nogil:
+    """Throw this thread's last failure as a C++ exception."""
     cdef string text
     cdef bint out_of_memory = False
     with gil:
         try:
             error = last_exception(table)
             out_of_memory = isinstance(error, OutOfMemoryError)
-            text = words_of(error).encode()
+            text = message_of(error).encode()
         except BaseException as error:
             text = repr(error).encode()
     if out_of_memory:
@@ -67,19 +68,19 @@ cdef void fail(const EntryPoints* table) noexcept nogil:
 
 # --- which allocator -----------------------------------------------------------------------------------------
 
-cdef EntryPoints* table_of(int device) noexcept nogil:
+cdef EntryPoints* entry_points_on(int device) noexcept nogil:
     if 0 <= device < DEVICES_MOST and tables[device] != NULL:
         return tables[device]
-    return new_table_of(device)
+    return bind_or_throw(device)
 
 
-cdef EntryPoints* new_table_of(int device) noexcept nogil:
-    """Throws if there can be none."""
+cdef EntryPoints* bind_or_throw(int device) noexcept nogil:
+    """Bind a device; throws a C++ exception if that fails."""
     cdef string text
     cdef EntryPoints* table = NULL
     with gil:
         try:
-            table = settled_table(device)
+            table = bind(device)
         except BaseException as error:
             text = f"allotment cannot serve CUDA device {device}: {error}".encode()
     if table == NULL:
@@ -91,56 +92,56 @@ cdef stream_t current_stream(int device) noexcept with gil:
     try:
         return torch_current_stream(device) if torch_current_stream is not None else 0
     except BaseException:
-        return 0    # a stream that no graph is captured on
+        return 0    # the default stream, which is never captured
 
 
-cdef EntryPoints* settled_table(int device) except NULL:
+cdef EntryPoints* bind(int device) except NULL:
     cdef EntryPoints* table
     if not 0 <= device < DEVICES_MOST:
         raise IndexError(f"devices are numbered 0 to {DEVICES_MOST - 1}")
-    tenant = settle(device)
+    tenant = tenant_for(device)
     table = entry_points_of(tenant)
     follow_current_stream(table, current_stream)
-    if tables[device] == NULL:      # another thread may have bound it meanwhile
+    if tables[device] == NULL:      # otherwise another thread has bound it meanwhile
         tenants[device] = tenant
         tables[device] = table
     return tables[device]
 
 
-def serve_with(function: Callable[[int], Tenant], current: Callable[[int], int] | None = None) -> None:
+def bind_with(factory: Callable[[int], Tenant], current: Callable[[int], int] | None = None) -> None:
     """Register the factory that supplies each device's tenant; called on first use.
 
     `current` returns the handle of the calling thread's current stream on a device; without it, the default stream
     counts as current.
     """
-    global settle, torch_current_stream
-    settle = function
+    global tenant_for, torch_current_stream
+    tenant_for = factory
     torch_current_stream = current
 
 
 def allocator_of(device: int) -> Allocator:
     """The allocator behind PyTorch's memory on a device."""
     if device not in tenants:
-        settled_table(device)
+        bind(device)
     return tenants[device].allocator
 
 
 # --- the hooks -----------------------------------------------------------------------------------------------
 
 cdef void* allocate(size_t size, int device, void* stream) noexcept nogil:
-    cdef EntryPoints* table = table_of(device)
+    cdef EntryPoints* table = entry_points_on(device)
     cdef void* address
     if size == 0:
         return NULL
     address = table.allocate(table.context, size, device, stream)
     if address == NULL:
-        fail(table)
+        throw_failure(table)
     return address
 
 
 cdef void release(void* address, size_t size, int device, void* stream) noexcept nogil:
     global free_has_failed
-    cdef EntryPoints* table = table_of(device)
+    cdef EntryPoints* table = entry_points_on(device)
     if not table.free(table.context, address, size, device, stream) and not free_has_failed:
         free_has_failed = True      # PyTorch frees in destructors, where nothing may be thrown
         fprintf(stderr, b"allotment: PyTorch's free of %p on device %d failed (reported once)\n", address, device)
@@ -154,42 +155,42 @@ cdef void reset() noexcept nogil:
     cdef int device
     for device in range(DEVICES_MOST):
         if tables[device] != NULL and not tables[device].empty_cache(tables[device].context):
-            fail(tables[device])
+            throw_failure(tables[device])
 
 
 cdef void set_memory_fraction(double fraction, int device) noexcept nogil:
-    cdef EntryPoints* table = table_of(device)
+    cdef EntryPoints* table = entry_points_on(device)
     if not table.set_memory_fraction(table.context, fraction, device):
         throw_error(b"invalid fraction: it must be between 0 and 1")
 
 
 cdef void* base_allocation(void* address, size_t* size) noexcept nogil:
-    cdef EntryPoints* asked = NULL
+    cdef EntryPoints* table = NULL
     cdef void* base
     cdef int device
     for device in range(DEVICES_MOST):      # PyTorch does not say whose address it is
         if tables[device] != NULL:
-            asked = tables[device]
-            base = asked.base_allocation(asked.context, address, size)
+            table = tables[device]
+            base = table.base_allocation(table.context, address, size)
             if base != NULL:
                 return base
-    if asked == NULL:
-        throw_error(b"invalid device pointer: nothing was allocated yet")
-    fail(asked)
+    if table == NULL:
+        throw_error(b"invalid device pointer: no memory was allocated yet")
+    throw_failure(table)
     return NULL
 
 
 cdef void record_stream(void* address, void* stream) noexcept nogil:
-    cdef EntryPoints* asked = NULL
+    cdef EntryPoints* table = NULL
     cdef int device
     for device in range(DEVICES_MOST):
         if tables[device] != NULL:
-            asked = tables[device]
-            if asked.record_stream(asked.context, address, stream):
+            table = tables[device]
+            if table.record_stream(table.context, address, stream):
                 return
-    if asked == NULL:
-        throw_error(b"invalid device pointer: nothing was allocated yet")
-    fail(asked)
+    if table == NULL:
+        throw_error(b"invalid device pointer: no memory was allocated yet")
+    throw_failure(table)
 
 
 cdef bint accepts(void* filter, stream_t stream) noexcept nogil:
@@ -201,23 +202,23 @@ cdef void drop(void* filter) noexcept nogil:
 
 
 cdef void begin_allocate_to_pool(int device, PoolId pool, StreamFilter filter) noexcept nogil:
-    cdef EntryPoints* table = table_of(device)
+    cdef EntryPoints* table = entry_points_on(device)
     cdef StreamFilter* kept = keep_filter(filter)
     if not table.begin_allocate_to_pool(table.context, pool.first, pool.second, accepts, drop, kept):
         drop_filter(kept)
-        fail(table)
+        throw_failure(table)
 
 
 cdef void end_allocate_to_pool(int device, PoolId pool) noexcept nogil:
-    cdef EntryPoints* table = table_of(device)
+    cdef EntryPoints* table = entry_points_on(device)
     if not table.end_allocate_to_pool(table.context, pool.first, pool.second):
-        fail(table)
+        throw_failure(table)
 
 
 cdef void release_pool(int device, PoolId pool) noexcept nogil:
-    cdef EntryPoints* table = table_of(device)
+    cdef EntryPoints* table = entry_points_on(device)
     if not table.release_pool(table.context, pool.first, pool.second):
-        fail(table)
+        throw_failure(table)
 
 
 def addresses() -> dict[str, int]:

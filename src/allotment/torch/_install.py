@@ -185,7 +185,7 @@ def _prepare(settings: str | config.Settings | None) -> Any:
         ) from error
     _settings = process_state.settings = _as_record(settings)
     _ids_before.extend(leave_ids_to_others())
-    hooks.serve_with(_tenant_on, _current_stream)
+    hooks.bind_with(_tenant_on, _current_stream)
     addresses = hooks.addresses()
     plug_in = torch._C._cuda_customAllocator(addresses.pop("allocate"), addresses.pop("free"))
     for setter, address in addresses.items():
@@ -204,19 +204,19 @@ def _refuse_other_settings(settings: str | config.Settings | None) -> None:
 def _as_record(settings: str | config.Settings | None, *, on_top: bool = False) -> config.Settings:
     """With `on_top`, the keys in a string override PyTorch's variables."""
     if on_top:
-        found = deep_settings(settings, _compat())
+        record = deep_settings(settings, _compat())
     elif settings is None:
-        found, error = config.pytorch_environment(compat=_compat())
+        record, error = config.pytorch_environment(compat=_compat())
         if error is not None:
             raise error
     else:
-        found = config.settings_of(settings, compat=_compat())
-    if found.backend != "native":
+        record = config.settings_of(settings, compat=_compat())
+    if record.backend != "native":
         raise UnsupportedError(
-            f"backend:{found.backend} cannot be installed under PyTorch; leave PyTorch its own allocator for that",
+            f"backend:{record.backend} cannot be installed under PyTorch; leave PyTorch its own allocator for that",
             operation="install",
         )
-    return found
+    return record
 
 
 def _compat() -> str:
@@ -249,7 +249,7 @@ def _tenant_on(index: int) -> Tenant:
         )
     if config.pytorch_caching_disabled():
         allocator.pools.caching = False
-    process_state.tell(allocator)
+    process_state.apply_to(allocator)
     return allocator.tenant(TENANT)
 
 

@@ -22,27 +22,27 @@ class ProcessState:
     SKIPPABLE = frozenset(
         {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot"}
     )
-    """The events that PyTorch before 2.13 can leave out of a history; other names are passed over."""
+    """The events that PyTorch before 2.13 can leave out of a history; other names are ignored."""
 
     def __init__(self) -> None:
         self.lock = fork_safe_lock()  # reentrant: code under the lock may use a device for the first time
         self.settings = Settings()
         self.caching = True
         self.deep = False
-        """Whether PyTorch's allocator is the stand-in, and not the plug-in."""
+        """Whether PyTorch's allocator is the torch allocator, and not the plug-in."""
         self.history: dict[str, Any] | None = None
         """Arguments of `Allocator.record_history`; None while nothing is recorded."""
         self.fractions: dict[int, float] = {}
         """The fraction of memory of each device that was limited before its first use."""
         self.observers: list[Observer] = []
-        self._told: WeakSet[Allocator] = WeakSet()
+        self._applied: WeakSet[Allocator] = WeakSet()
 
-    def tell(self, allocator: Allocator) -> None:
+    def apply_to(self, allocator: Allocator) -> None:
         """Apply everything except the settings, which an allocator is created with. Does nothing the second time."""
         with self.lock:
-            if allocator in self._told:
+            if allocator in self._applied:
                 return
-            self._told.add(allocator)
+            self._applied.add(allocator)
             if not self.caching:
                 allocator.pools.caching = False
             if self.history is not None:

@@ -38,9 +38,9 @@ _set_settings_of_torch: Callable[[str], None] = getattr(
 def allocator_of(device: int) -> Allocator:
     """The allocator that serves PyTorch on a device."""
     if process_state.deep:
-        from allotment.torch._deep import served
+        from allotment.torch._deep import bound_devices
 
-        return served.allocator_of(device)
+        return bound_devices.allocator_of(device)
     from allotment.torch import _hooks as hooks
 
     return hooks.allocator_of(device)
@@ -150,15 +150,15 @@ def set_allocator_settings(env: str) -> None:
 def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], object]) -> None:
     """Call `observer` with the device, the segment's size, the limit (or the total memory), and the free memory."""
 
-    def tell(facts: OutOfMemoryFacts) -> None:
+    def call(facts: OutOfMemoryFacts) -> None:
         most = facts.device_total if facts.limit is None else facts.limit
         observer(facts.device_index, facts.segment_size, most, facts.device_free)
 
     torch.cuda.init()
     with process_state.lock:
         for device in used_devices():
-            allocator_of(device).limits.attach_out_of_memory_observer(tell)
-        process_state.observers.append(tell)
+            allocator_of(device).limits.attach_out_of_memory_observer(call)
+        process_state.observers.append(call)
 
 
 # -- History and snapshots -------------------------------------------------------------------------------------------
@@ -178,13 +178,13 @@ def record_history(
 ) -> None:
     """`stacks` has no effect: frames are Python's. `History.record_annotation` records annotations."""
     if enabled is not None and record_pinned_host_memory:
-        _say_that_pinned_memory_is_not_recorded()
+        _warn_about_pinned_memory()
     if not record_cuda:
         return
     if enabled is not None:
-        _expect(enabled in ("state", "all"), "expected state to be 'state', 'all', or None")
-        _expect(context in (None, "state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
-        _expect(stacks in ("python", "all"), "expected stacks to be 'python', or 'all'")
+        _check(enabled in ("state", "all"), "expected state to be 'state', 'all', or None")
+        _check(context in (None, "state", "alloc", "all"), "expected context to be 'state', 'alloc', 'all', or None")
+        _check(stacks in ("python", "all"), "expected stacks to be 'python', or 'all'")
     _record(enabled, context, max_entries, clear_history, skip_actions)
 
 
@@ -202,7 +202,7 @@ def record_history_legacy(
     record_cuda: bool = True,
 ) -> None:
     if enabled and record_pinned_host_memory:
-        _say_that_pinned_memory_is_not_recorded()
+        _warn_about_pinned_memory()
     if not record_cuda:
         return
     context = "alloc" if trace_alloc_record_context else "state" if record_context else None
@@ -210,7 +210,7 @@ def record_history_legacy(
     _record(state, context, trace_alloc_max_entries, clear_history, skip_actions)
 
 
-def _say_that_pinned_memory_is_not_recorded() -> None:
+def _warn_about_pinned_memory() -> None:
     """Warn: PyTorch records pinned memory, but shows it only in a snapshot of its own allocator."""
     warnings.warn(
         "record_pinned_host_memory has no effect in hooks mode of allotment.torch: PyTorch does not show the history of"
@@ -219,7 +219,7 @@ def _say_that_pinned_memory_is_not_recorded() -> None:
     )
 
 
-def _expect(holds: bool, complaint: str) -> None:
+def _check(holds: bool, complaint: str) -> None:
     if not holds:
         raise RuntimeError(complaint)
 
@@ -280,7 +280,9 @@ def memory_snapshot(pool: tuple[int, int] | tuple[int, int, bool] | None) -> dic
     settings = parts[0]["allocator_settings"] if parts else process_state.settings.as_pytorch_dict()
     annotations = [annotation for part in parts for annotation in part["external_annotations"]]
     segments = [segment for part in parts for segment in part["segments"]]
-    return assembled(segments, traces, count, settings, sorted(annotations, key=lambda found: found["time_us"]))
+    return assembled(
+        segments, traces, count, settings, sorted(annotations, key=lambda annotation: annotation["time_us"])
+    )
 
 
 def _snapshot_of(allocator: Allocator, pool: PoolId, include_traces: bool) -> dict[str, Any]:

@@ -75,12 +75,12 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
             self._of(tensor).recorded(tensor.untyped_storage().data_ptr(), _handle_of(stream))
             return function(*arguments, **options)
         for position, argument in enumerate(schema.arguments):
-            given = options.get(argument.name)
-            if given is None and position < len(arguments):
-                given = arguments[position]
+            value = options.get(argument.name)
+            if value is None and position < len(arguments):
+                value = arguments[position]
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if argument.alias_info is None or writes:  # otherwise the result is a view: no access
-                self._touch(given, writes=writes)
+                self._touch(value, writes=writes)
         result = function(*arguments, **options)
         if all(returned.alias_info is None for returned in schema.returns):
             self._touch(result, writes=True)
@@ -89,8 +89,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
     def _of(self, tensor: torch.Tensor) -> Sanitizer:
         return self._watch.sanitizers[tensor.get_device()]
 
-    def _touch(self, given: Any, *, writes: bool) -> None:
-        for tensor in tree_leaves(given):
+    def _touch(self, value: Any, *, writes: bool) -> None:
+        for tensor in tree_leaves(value):
             if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.numel():
                 stream = torch.cuda.current_stream(tensor.device).cuda_stream
                 self._of(tensor).touched(tensor.untyped_storage().data_ptr(), stream, writes=writes)

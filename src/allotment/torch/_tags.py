@@ -35,10 +35,10 @@ def resume(what: Any, *, progress: Callable[[int, int], None] | None = None) -> 
 
 def _tags_of(what: Any) -> list[tuple[Allocator, str]]:
     if isinstance(what, str):
-        found = [(allocator, what) for allocator in _allocators() if what in allocator.sleep.tags()]
-        if not found:
+        tagged = [(allocator, what) for allocator in _allocators() if what in allocator.sleep.tags()]
+        if not tagged:
             raise PoolError(f"nothing on any GPU was allocated in the tag {what!r}")
-        return found
+        return tagged
     tags: dict[tuple[int, str], tuple[Allocator, str]] = {}
     for tensor in _tensors_of(what):
         allocator = current_caching(f"cuda:{tensor.get_device()}")
@@ -60,8 +60,8 @@ def _tensors_of(what: Any) -> Iterator[torch.Tensor]:
     """Return the tensors that have memory on a GPU."""
     if isinstance(what, torch.nn.Module):
         what = [*what.parameters(), *what.buffers()]
-    given: Iterable[Any] = [what] if isinstance(what, torch.Tensor) else what
-    for tensor in given:
+    tensors: Iterable[Any] = [what] if isinstance(what, torch.Tensor) else what
+    for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a module, tensors or the name of a tag can be paused, not {type(tensor).__name__}")
         if tensor.is_cuda and tensor.untyped_storage().nbytes() > 0:

@@ -1,4 +1,4 @@
-"""The compiled stand-in: made once, kept by versions, and a clear reason where it cannot be made."""
+"""The compiled torch allocator: made once, kept by versions, and a clear reason where it cannot be made."""
 
 import os
 import signal
@@ -124,7 +124,7 @@ def test_a_pytorch_for_rocm_is_refused(building, machine):
 
 def test_for_a_pytorch_that_nobody_has_seen_yet_it_is_compiled(building, machine):
     newer = building.TorchFacts("2.99.0", "13.0", machine.torch)
-    assert "stand_in-2.99.0" in kept_by(building, newer).name
+    assert "torch_allocator-2.99.0" in kept_by(building, newer).name
     assert machine.runs() == 1 and not building.is_proven(newer)
 
 

@@ -1,4 +1,4 @@
-"""Another user plants a library where the compiled stand-in is looked for: it must not run, nor prevent deep mode.
+"""Another user plants a library in the place of the compiled torch allocator: it must not run, nor prevent deep mode.
 
 The tests need root, to become two users one after the other. What the kernel does about links in a folder like /tmp
 depends on `fs.protected_symlinks`; the tests hold for either value.
@@ -67,7 +67,7 @@ class Machine:
         self.facts = building.TorchFacts("2.11.0", "13.0", root / "torch")
         self.planted, self.honest = self.attackers / "planted.so", root / "honest.so"
         version = building.sys.modules["allotment"].__version__
-        self.name = f"stand_in-2.11.0-{version}-{building._fingerprint(self.facts)}.so"
+        self.name = f"torch_allocator-2.11.0-{version}-{building._fingerprint(self.facts)}.so"
 
     def attack(self, action):
         as_user(ATTACKER, lambda ask: action())

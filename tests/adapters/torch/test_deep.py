@@ -97,7 +97,7 @@ from allotment.torch._deep import deep
 torch.cuda.memory._record_memory_history(stacks="python", max_entries=10)
 for _ in range(200_000):
     torch.empty(1000, device="cuda")
-contexts = deep.load(insist=True).allotment_stand_in_contexts()
+contexts = deep.load(insist=True).allotment_torch_allocator_contexts()
 print(contexts < 140_000, len(torch.cuda.memory._snapshot()["device_traces"][0]))
 """)  # fmt: skip
     assert told.split() == ["True", "10"]

@@ -104,7 +104,7 @@ def fresh_device():
     def fresh(hooks):
         number = next(numbers)
         allocator = allotment.Allocator(SimulatedDevice(64 * MIB, number))
-        hooks.serve_with(lambda index: allocator.tenant("torch") if index == number else None)
+        hooks.bind_with(lambda index: allocator.tenant("torch") if index == number else None)
         assert hooks.allocator_of(number) is allocator
         return number, allocator
 

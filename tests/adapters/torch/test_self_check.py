@@ -41,7 +41,7 @@ def check(monkeypatch):
 def built(building, tmp_path):
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
-    return building.Library(folder / "stand_in-2.99.0-abc.so", -1)
+    return building.Library(folder / "torch_allocator-2.99.0-abc.so", -1)
 
 
 @pytest.fixture

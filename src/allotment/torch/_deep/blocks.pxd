@@ -1,5 +1,5 @@
-"""Points about single blocks: size, context, allocation at an exact address, and blocks of other processes."""
+"""Framework interface: single blocks: size, context, exact addresses, blocks of other processes."""
 
-from allotment.torch._deep.header cimport allotment_points
+from allotment.torch._deep.header cimport allotment_interface
 
-cdef void fill_blocks(allotment_points* table) noexcept
+cdef void fill_blocks(allotment_interface* table) noexcept

@@ -1,4 +1,4 @@
-"""Compiles the stand-in once for the installed PyTorch and Allotment, and keeps it.
+"""Compiles the torch allocator once for the installed PyTorch and Allotment, and keeps it.
 
 The library is in the user's cache folder, or, if that cannot be written, in a folder of the user below the one for
 temporary files. Its name states the versions it is for and a hash of its sources. A process that compiles holds a lock
@@ -32,8 +32,8 @@ from allotment.errors import UnsupportedError
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1]
 SOURCES = (
-    "stand_in.cc", "telling.hpp", "upcalls.hpp", "facts.hpp", "points.hpp", "contexts.hpp", "versions.hpp",
-    "allotment_points.h",
+    "torch_allocator.cc", "observers.hpp", "upcalls.hpp", "conversions.hpp", "interface.hpp", "contexts.hpp",
+    "versions.hpp", "framework_interface.h",
 )  # fmt: skip
 OUR_CUDA_HEADERS = HERE / "cuda_headers"
 PROVEN: tuple[str, ...] = ("2.11",)
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """The PyTorch that the stand-in is compiled for."""
+    """The PyTorch that the torch allocator is compiled for."""
 
     version: str
     cuda: str | None
@@ -59,12 +59,12 @@ class TorchFacts:
 
     @property
     def release(self) -> tuple[int, int]:
-        found = re.match(r"(\d+)\.(\d+)", self.version)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+        match = re.match(r"(\d+)\.(\d+)", self.version)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 class CannotBuild(UnsupportedError):
-    """The stand-in cannot be built here; the text says why, and what would help."""
+    """The torch allocator cannot be built here; the text says why, and what would help."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, operation="install")
@@ -76,7 +76,7 @@ def is_proven(torch: TorchFacts) -> bool:
 
 
 def refuse_unknown(torch: TorchFacts) -> None:
-    """Raise CannotBuild for a PyTorch that the stand-in cannot be compiled for. A newer, unknown release may work."""
+    """Raise CannotBuild if the torch allocator cannot be compiled for this PyTorch. Newer releases may work."""
     if torch.hip is not None:
         raise CannotBuild(f"PyTorch {torch.version} was built for ROCm; deep mode needs a build for CUDA")
     if torch.cuda is None:
@@ -87,7 +87,7 @@ def refuse_unknown(torch: TorchFacts) -> None:
 
 @dataclass(frozen=True)
 class Library:
-    """The compiled stand-in, open."""
+    """The compiled torch allocator, open."""
 
     path: Path
     """Its path, for messages only: loading by path could open another file."""
@@ -142,10 +142,10 @@ class Folder:
 
     def text(self, name: str) -> str | None:
         """Return the content of a file; None as for `library`."""
-        found = self.library(name)
-        if found is None:
+        kept = self.library(name)
+        if kept is None:
             return None
-        with open(found.descriptor, encoding="utf-8", errors="replace") as file:
+        with open(kept.descriptor, encoding="utf-8", errors="replace") as file:
             return file.read()
 
     def keep(self, name: str, text: str) -> None:
@@ -165,21 +165,21 @@ class Folder:
 
 def _refuse_foreign(descriptor: int, path: Path) -> None:
     """Raise PermissionError if a user other than this one and root owns the opened file, or can write to it."""
-    found = os.fstat(descriptor)
-    if found.st_uid not in (os.geteuid(), 0):
+    status = os.fstat(descriptor)
+    if status.st_uid not in (os.geteuid(), 0):
         raise PermissionError(f"{path} belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"other users can write to {path}")
 
 
 def library(torch: TorchFacts, say: Say | None = None) -> Library:
-    """Return the compiled stand-in; compile it if no folder has it. Raises CannotBuild.
+    """Return the compiled torch allocator; compile it if no folder has it. Raises CannotBuild.
 
     `say` gets progress lines; by default they go to standard error.
     """
     say = say or say_on_standard_error
     refuse_unknown(torch)
-    name = f"stand_in-{torch.version}-{sys.modules[PACKAGE.name].__version__}-{_fingerprint(torch)}.so"
+    name = f"torch_allocator-{torch.version}-{sys.modules[PACKAGE.name].__version__}-{_fingerprint(torch)}.so"
     for path in folders():
         with contextlib.suppress(OSError), Folder(path) as folder:  # the second loop names the problems
             kept = folder.library(name)
@@ -267,22 +267,22 @@ def _complaint(output: str) -> str:
     """Return the first error in a compiler's output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or ["it says nothing"])[0][:300]
+    return (errors or lines or ["it printed nothing"])[0][:300]
 
 
 def compiler() -> list[str]:
     """The C++ compiler: $CXX, or the first that is found. Raises CannotBuild."""
     chosen = os.environ.get("CXX", "").split()
     if chosen:
-        found = shutil.which(chosen[0])
-        if found is None:
+        path = shutil.which(chosen[0])
+        if path is None:
             raise CannotBuild(f"CXX names {chosen[0]!r}, which is not a C++ compiler on this machine")
-        return [os.path.abspath(found), *chosen[1:]]  # it runs in another folder
+        return [os.path.abspath(path), *chosen[1:]]  # it runs in another folder
     for name in COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return [os.path.abspath(found)]
-    raise CannotBuild(f"there is no C++ compiler ({', '.join(COMPILERS)}, or what CXX names); install g++")
+        path = shutil.which(name)
+        if path:
+            return [os.path.abspath(path)]
+    raise CannotBuild(f"no C++ compiler was found ({', '.join(COMPILERS)}, or what CXX names); install g++")
 
 
 def flags(torch: TorchFacts) -> list[str]:
@@ -327,8 +327,8 @@ def _cuda_major(folder: Path) -> str | None:
         text = (folder / "cuda_runtime_api.h").read_text(errors="replace")
     except OSError:
         return None
-    found = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
-    return str(int(found[1]) // 1000) if found else None
+    version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+    return str(int(version[1]) // 1000) if version else None
 
 
 def say_on_standard_error(line: str) -> None:

@@ -50,11 +50,16 @@ class Places:
     def _around(self, address: int, grown: bool = False) -> int | None:
         return next((base for base, end in self.ends.items() if base <= address < end + grown), None)
 
-    def told(self, told: Any) -> Any:
+    def instead_of_addresses(self, report: Any) -> Any:
         """Return a report with places instead of addresses."""
-        if isinstance(told, dict):
-            return {key: self.place(told[key]) if key in ("addr", "address") else self.told(told[key]) for key in told}
-        return [self.told(part) for part in told] if isinstance(told, list) else without_others(told)
+        if isinstance(report, dict):
+            return {
+                key: self.place(value) if key in ("addr", "address") else self.instead_of_addresses(value)
+                for key, value in report.items()
+            }
+        if isinstance(report, list):
+            return [self.instead_of_addresses(part) for part in report]
+        return without_others(report)
 
     def place(self, address: int) -> str:
         base = self._around(address)
@@ -74,14 +79,14 @@ def difference(a: Any, b: Any, place: str = "") -> str | None:
         for key in [*a, *[key for key in b if key not in a]]:
             if key not in a or key not in b:
                 return f"{place}.{key}: only {'native' if key in a else 'deep'} has it"
-            found = difference(a[key], b[key], f"{place}.{key}")
-            if found:
-                return found
+            differs = difference(a[key], b[key], f"{place}.{key}")
+            if differs:
+                return differs
         return None
     if isinstance(a, list) and isinstance(b, list):
         for number, (one, other) in enumerate(zip(a, b, strict=False)):
-            found = difference(one, other, f"{place}[{number}]")
-            if found:
-                return found
+            differs = difference(one, other, f"{place}[{number}]")
+            if differs:
+                return differs
         return None if len(a) == len(b) else f"{place}: {len(a)} natively, {len(b)} in deep mode"
     return None if a == b else f"{place}: {a!r} natively, {b!r} in deep mode"

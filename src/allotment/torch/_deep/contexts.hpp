@@ -1,9 +1,10 @@
-/* The contexts that PyTorch gathers, as numbers that blocks and records of the engine carry.
+/* Numbers for the contexts that PyTorch gathers. Blocks and records of the engine carry the numbers.
  *
- * A number is used again once no block and no record has it. That is found out by looking at all of them, each time
- * when there are twice as many contexts as were left the last time: so a context costs the same however long the
- * history is. What a thread has gathered and not handed to the engine yet is not seen there; so the last few of each
- * thread stay (calls nest when a callback allocates, or a collection frees). */
+ * A number can be reused when no block and no record has it any more. A sweep over all of them finds such numbers; it
+ * runs whenever there are twice as many contexts as the last sweep left. The cost per context is therefore constant,
+ * however long the history is. A sweep does not see contexts that a thread has gathered but not yet passed to the
+ * engine, so the last few contexts of each thread are kept (calls nest if a callback allocates or the garbage
+ * collector frees). */
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -16,7 +17,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "allotment_points.h"
+#include "framework_interface.h"
 
 namespace allotment {
 
@@ -24,11 +25,11 @@ using Context = std::shared_ptr<c10::GatheredContext>;
 
 class Contexts {
  public:
-    void serve(const allotment_points* points) { points_ = points; }
+    void use(const allotment_interface* table) { interface_ = table; }
 
     uint32_t keep(Context context) {
         if (context == nullptr) return 0;
-        if (is_crowded()) make_room();
+        if (needs_sweep()) sweep();
         std::lock_guard<std::mutex> guard(mutex_);
         uint32_t index;
         if (!spare_.empty()) {
@@ -57,7 +58,7 @@ class Contexts {
         return kept_.size() - spare_.size();
     }
 
-    /* While one lives no number is used again: for who reads numbers now and asks about them later. */
+    /* While an instance exists, no number is reused: for code that reads numbers first and looks them up later. */
     class Reading {
      public:
         explicit Reading(Contexts& contexts) : contexts_(contexts) { change(1); }
@@ -72,7 +73,7 @@ class Contexts {
     };
 
  private:
-    static constexpr size_t first_look = 1 << 16;
+    static constexpr size_t first_sweep = 1 << 16;
 
     /* The last contexts of one thread. */
     struct Recent {
@@ -95,18 +96,18 @@ class Contexts {
         return mine;
     }
 
-    bool is_crowded() const {
+    bool needs_sweep() const {
         std::lock_guard<std::mutex> guard(mutex_);
-        return spare_.empty() && kept_.size() >= next_look_ && readers_ == 0 && !is_looking_;
+        return spare_.empty() && kept_.size() >= next_sweep_ && readers_ == 0 && !is_sweeping_;
     }
 
-    /* Not under the mutex while the engine is asked: who is inside of it may ask for a context. */
-    void make_room() {
+    /* The mutex is not held during the sweep, because code inside the engine may look up a context. */
+    void sweep() {
         std::vector<bool> used;
         {
             std::lock_guard<std::mutex> guard(mutex_);
-            if (is_looking_ || !spare_.empty()) return;
-            is_looking_ = true;
+            if (is_sweeping_ || !spare_.empty()) return;
+            is_sweeping_ = true;
             used.resize(kept_.size());
             for (const Recent* thread : threads_) {
                 for (uint32_t index : thread->last) {
@@ -114,15 +115,15 @@ class Contexts {
                 }
             }
         }
-        const bool known = points_->contexts_in_use(
+        const bool known = interface_->contexts_in_use(
             [](void* self, uint32_t number) {
                 auto& marks = *static_cast<std::vector<bool>*>(self);
                 if (number - ALLOTMENT_FOREIGN_CONTEXT < marks.size()) marks[number - ALLOTMENT_FOREIGN_CONTEXT] = true;
             },
             &used);
-        std::vector<Context> unneeded;      /* go when the mutex is given back */
+        std::vector<Context> unneeded;      /* destroyed after the mutex is released */
         std::lock_guard<std::mutex> guard(mutex_);
-        is_looking_ = false;
+        is_sweeping_ = false;
         if (known && readers_ == 0) {
             for (size_t index = 0; index < used.size(); ++index) {
                 if (!used[index]) {
@@ -131,17 +132,17 @@ class Contexts {
                 }
             }
         }
-        next_look_ = std::max(first_look, 2 * (kept_.size() - spare_.size()));
+        next_sweep_ = std::max(first_sweep, 2 * (kept_.size() - spare_.size()));
     }
 
     mutable std::mutex mutex_;
-    const allotment_points* points_ = nullptr;
+    const allotment_interface* interface_ = nullptr;
     std::deque<Context> kept_;
-    std::deque<uint32_t> spare_;        /* the one that was freed first is used first */
+    std::deque<uint32_t> spare_;        /* oldest first */
     std::unordered_set<Recent*> threads_;
-    size_t next_look_ = first_look;
+    size_t next_sweep_ = first_sweep;
     int readers_ = 0;
-    bool is_looking_ = false;
+    bool is_sweeping_ = false;
 };
 
 }

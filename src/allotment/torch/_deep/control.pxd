@@ -1,5 +1,5 @@
-"""Points that change how allocators work: settings, limits, caching on and off, access of peers."""
+"""Framework interface: how allocators work: settings, limits, caching on and off, access of peers."""
 
-from allotment.torch._deep.header cimport allotment_points
+from allotment.torch._deep.header cimport allotment_interface
 
-cdef void fill_control(allotment_points* table) noexcept
+cdef void fill_control(allotment_interface* table) noexcept

@@ -4,9 +4,9 @@ from libc.stdint cimport uint64_t
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._core.engine cimport engine_reserve_ranges
 from allotment._core.model.model cimport Failure
-from allotment.torch._deep.failing cimport note
-from allotment.torch._deep.header cimport allotment_points
-from allotment.torch._deep.served cimport allocator_at, served_at, told_to_all, used_allocator, used_allocators
+from allotment.torch._deep.bound_devices cimport allocator_at, bound, bound_allocator, bound_allocators, state_of_all
+from allotment.torch._deep.failures cimport set_failure
+from allotment.torch._deep.header cimport allotment_interface
 
 from allotment._settings import parse_leniently, pytorch_caching_disabled
 from allotment.errors import SettingsError
@@ -14,55 +14,55 @@ from allotment.errors import SettingsError
 
 cdef double memory_fraction(int device) noexcept with gil:
     try:
-        if served_at(device).table == NULL:
-            return told_to_all().fractions.get(device, told_to_all().settings.per_process_memory_fraction)
-        return used_allocator(device).limits.memory_fraction
+        if bound(device).entry_points == NULL:
+            return state_of_all().fractions.get(device, state_of_all().settings.per_process_memory_fraction)
+        return bound_allocator(device).limits.memory_fraction
     except BaseException as error:
-        note(error)
+        set_failure(error)
         return 1.0
 
 
 cdef int set_memory_fraction(int device, double fraction) noexcept with gil:
     try:
-        if served_at(device).table != NULL:
-            used_allocator(device).limits.memory_fraction = fraction
+        if bound(device).entry_points != NULL:
+            bound_allocator(device).limits.memory_fraction = fraction
         else:
-            told_to_all().fractions[device] = fraction
+            state_of_all().fractions[device] = fraction
         return 1
     except BaseException as error:
-        return note(error)
+        return set_failure(error)
 
 
 cdef int enable(int on) noexcept with gil:
     try:
-        told = told_to_all()
-        with told.lock:
-            told.caching = bool(on)
-            for allocator in used_allocators().values():
-                allocator.pools.caching = told.caching and not pytorch_caching_disabled()
+        state = state_of_all()
+        with state.lock:
+            state.caching = bool(on)
+            for allocator in bound_allocators().values():
+                allocator.pools.caching = state.caching and not pytorch_caching_disabled()
         return 1
     except BaseException as error:
-        return note(error)
+        return set_failure(error)
 
 
 cdef int is_enabled() noexcept with gil:
-    return told_to_all().caching
+    return state_of_all().caching
 
 
 cdef int configure(const char* text) noexcept with gil:
     try:
-        given = text.decode()
-        told = told_to_all()
-        with told.lock:
-            for allocator in used_allocators().values():
+        settings = text.decode()
+        state = state_of_all()
+        with state.lock:
+            for allocator in bound_allocators().values():
                 try:
-                    allocator._configure_leniently(given)
+                    allocator._configure_leniently(settings)
                 except SettingsError:
-                    pass        # PyTorch's own parser has raised for it, or allowed it
-            told.settings, _ = parse_leniently(given, told.settings)
+                    pass        # PyTorch's own parser decides whether this is an error
+            state.settings, _ = parse_leniently(settings, state.settings)
         return 1
     except BaseException as error:
-        return note(error)
+        return set_failure(error)
 
 
 cdef int enable_peer(int owner, int peer) noexcept with gil:
@@ -70,7 +70,7 @@ cdef int enable_peer(int owner, int peer) noexcept with gil:
         allocator_at(owner).sharing.enable_peer_access(peer)
         return 1
     except BaseException as error:
-        return note(error)
+        return set_failure(error)
 
 
 cdef int set_reserve_class(int device, uint64_t stream, const char* name, size_t size) noexcept with gil:
@@ -78,7 +78,7 @@ cdef int set_reserve_class(int device, uint64_t stream, const char* name, size_t
     cdef Failure failure
     cdef bint ok
     try:
-        allocator = used_allocator(device)
+        allocator = bound_allocator(device)
         allocator.pools.set_reserve_class(stream, name.decode())
         if size and name.decode() not in dict(allocator.settings.expandable_segments_reserve_by_class):
             allocator.enter()
@@ -86,10 +86,10 @@ cdef int set_reserve_class(int device, uint64_t stream, const char* name, size_t
             allocator.leave(ok, &failure)
         return 1
     except BaseException as error:
-        return note(error)
+        return set_failure(error)
 
 
-cdef void fill_control(allotment_points* table) noexcept:
+cdef void fill_control(allotment_interface* table) noexcept:
     table.memory_fraction = memory_fraction
     table.set_memory_fraction = set_memory_fraction
     table.enable = enable

@@ -1,4 +1,4 @@
-"""Replaces PyTorch's own allocator with the stand-in."""
+"""Puts the compiled torch allocator in place of PyTorch's own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def torch_here() -> TorchFacts:
 
 
 def load(*, insist: bool) -> Any:
-    """Load the compiled stand-in, without changing anything yet. Raises CannotBuild.
+    """Load the compiled torch allocator, without changing anything yet. Raises CannotBuild.
 
     Unless `insist`, a release of PyTorch that deep mode was not proven with must pass a check first.
     """
@@ -49,33 +49,33 @@ def load(*, insist: bool) -> Any:
     here = torch_here()
     refuse_unknown(here)
     try:
-        from allotment.torch._deep import points
+        from allotment.torch._deep import interface
     except ImportError as error:
         raise CannotBuild(f"deep mode needs Linux and a complete build of Allotment ({error})") from error
     built = library(here)
     try:
-        found = ctypes.CDLL(built.loadable)
-        found.allotment_stand_in_install.restype = ctypes.c_char_p
-        found.allotment_stand_in_install.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-        found.allotment_stand_in_contexts.restype = ctypes.c_size_t
+        opened = ctypes.CDLL(built.loadable)
+        opened.allotment_torch_allocator_install.restype = ctypes.c_char_p
+        opened.allotment_torch_allocator_install.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        opened.allotment_torch_allocator_contexts.restype = ctypes.c_size_t
     except (OSError, AttributeError) as error:
         raise CannotBuild(f"the compiled library {built.path} cannot be loaded: {error}") from error
-    if not found.allotment_stand_in_fits(ctypes.c_void_p(points.address())):
+    if not opened.allotment_torch_allocator_fits(ctypes.c_void_p(interface.address())):
         raise CannotBuild(f"the compiled library {built.path} is for another version; remove it")
     if not insist and not is_proven(here):
         expect_equal(here, built, say_on_standard_error)
-    _loaded = found
-    return found
+    _loaded = opened
+    return opened
 
 
 def put_in_place(tenant_on: Callable[[int], Tenant]) -> None:
     """Make PyTorch use it. Raises RequestError if it is too late. pre: load"""
-    from allotment.torch._deep import points, served
+    from allotment.torch._deep import bound_devices, interface
 
-    served.serve_with(tenant_on, process_state)
+    bound_devices.bind_with(tenant_on, process_state)
     # Pools are numbered in order, so the next number is their count. Read only if pools may exist.
     pools_made = torch._C._graph_pool_handle()[1] if torch.cuda.is_initialized() else 0
-    reason = _loaded.allotment_stand_in_install(points.address(), pools_made)
+    reason = _loaded.allotment_torch_allocator_install(interface.address(), pools_made)
     if reason is not None:
         raise RequestError(
             f"PyTorch's allocator can no longer be replaced: {reason.decode()}; call allotment.torch.install() right"

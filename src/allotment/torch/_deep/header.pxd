@@ -1,13 +1,13 @@
-"""allotment_points.h for Cython; that header explains each declaration."""
+"""framework_interface.h for Cython; that header explains each declaration."""
 
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 ctypedef void (*visit_address_t)(void* self, uint64_t address) noexcept nogil
 
-cdef extern from "allotment_points.h":
+cdef extern from "framework_interface.h":
     enum:
-        ALLOTMENT_POINTS_VERSION
+        ALLOTMENT_INTERFACE_VERSION
         ALLOTMENT_DEVICES_MOST
         ALLOTMENT_FOREIGN_CONTEXT
         ALLOTMENT_FAILED
@@ -19,12 +19,12 @@ cdef extern from "allotment_points.h":
         uint64_t rounded, segment, most, device_free, allocated, reserved
     ctypedef struct allotment_stat:
         int64_t current, peak, allocated, freed
-    ctypedef struct allotment_stats:
-        int64_t num_alloc_retries, num_ooms, num_oom_rejections, num_sync_all_streams
-        int64_t num_device_alloc, num_device_free, max_split_size
-        allotment_stat[3] allocation, segment, active, inactive_split
-        allotment_stat[3] allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes, requested_bytes
-        allotment_stat oversize_allocations, oversize_segments
+    ctypedef struct allotment_statistics_visitor:
+        void* self
+        void (*number)(void* self, const char* name, int64_t value) noexcept nogil
+        void (*stat)(void* self, const char* name, const allotment_stat* value) noexcept nogil
+        void (*stats)(void* self, const char* name, const allotment_stat* three) noexcept nogil
+        void (*pool)(void* self, uint64_t first, uint64_t second, const allotment_stat* reserved) noexcept nogil
     ctypedef struct allotment_record:
         int action, device
         uint64_t address, size, stream, pool_first, pool_second
@@ -49,7 +49,7 @@ cdef extern from "allotment_points.h":
         void (*annotation)(void* self, int device, int64_t time_us) noexcept nogil
         void (*pair)(void* self, const char* key, const char* value) noexcept nogil
         void (*settings)(void* self, const char* text) noexcept nogil
-    ctypedef struct allotment_framework:
+    ctypedef struct allotment_upcalls:
         size_t size
         uint32_t (*gather)() noexcept nogil
         void (*frames)(uint32_t context, void (*visit)(void*, const char*, const char*, int64_t) noexcept,
@@ -62,18 +62,25 @@ cdef extern from "allotment_points.h":
         uint64_t (*allocate)(void* self, size_t size, uint64_t stream) noexcept nogil
         void (*free)(void* self, uint64_t address, size_t size, uint64_t stream) noexcept nogil
         void (*drop)(void* self) noexcept nogil
-    ctypedef struct allotment_points:
+    struct allotment_entry_points:
+        pass
+    ctypedef struct allotment_figure:
+        const int64_t* ceiling
+        const int64_t* room
+    ctypedef struct allotment_bound_device:
+        const allotment_entry_points* entry_points
+        allotment_figure allocated, reserved
+    ctypedef struct allotment_interface:
         size_t size
         uint32_t version
         const allotment_failure* (*failure)() noexcept nogil
-        void* const* tables
-        void* (*table_of)(int) noexcept nogil
+        const allotment_bound_device* devices
+        int (*bind)(int) noexcept nogil
         void (*take_failure)(int) noexcept nogil
-        int (*is_not_ours)() noexcept nogil
-        void (*serve)(const allotment_framework*) noexcept nogil
+        int (*was_unknown_address)() noexcept nogil
+        void (*set_upcalls)(const allotment_upcalls*) noexcept nogil
         size_t (*block_size)(int, void*) noexcept nogil
         uint32_t (*block_context)(int, const void*) noexcept nogil
-        void (*gauges)(int, int64_t*, int64_t*) noexcept nogil
         int (*largest_block)(int, size_t*) noexcept nogil
         int (*empty_cache)(int, uint64_t, uint64_t) noexcept nogil
         int (*create_or_incref_pool)(int, uint64_t, uint64_t, const allotment_raw_allocator*) noexcept nogil
@@ -83,10 +90,9 @@ cdef extern from "allotment_points.h":
         int (*live_addresses)(int, uint64_t, uint64_t, visit_address_t, void*) noexcept nogil
         int (*is_recording)(int) noexcept nogil
         int (*contexts_in_use)(void (*)(void*, uint32_t) noexcept nogil, void*) noexcept nogil
-        int (*track)(int) noexcept nogil
-        int (*stats)(int, allotment_stats*, void (*)(void*, uint64_t, uint64_t, const allotment_stat*) noexcept nogil,
-                     void*) noexcept nogil
-        int (*reset_stats)(int, int) noexcept nogil
+        int (*relay_records)(int) noexcept nogil
+        int (*statistics)(int, const allotment_statistics_visitor*) noexcept nogil
+        int (*reset_statistics)(int, int) noexcept nogil
         double (*memory_fraction)(int) noexcept nogil
         int (*set_memory_fraction)(int, double) noexcept nogil
         int (*enable)(int) noexcept nogil

@@ -1,5 +1,5 @@
-"""Points about pools: creating, releasing and emptying them, their flags, their states."""
+"""Framework interface: creating, releasing and emptying pools, their flags and states."""
 
-from allotment.torch._deep.header cimport allotment_points
+from allotment.torch._deep.header cimport allotment_interface
 
-cdef void fill_pools(allotment_points* table) noexcept
+cdef void fill_pools(allotment_interface* table) noexcept

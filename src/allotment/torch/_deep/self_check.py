@@ -96,13 +96,13 @@ def run() -> str:
 
 def _end_of(child: subprocess.Popen[str]) -> list[Any] | str:
     """Return a child's report, or a string that says how it failed."""
-    told, complaints = child.communicate(timeout=LIMIT_SECONDS)
+    printed, complaints = child.communicate(timeout=LIMIT_SECONDS)
     if child.returncode == 0:
         with contextlib.suppress(ValueError, IndexError, KeyError, TypeError):
-            answers = json.loads(told.splitlines()[-1])
-            comparable: list[Any] = Places(answers[-1]["device_traces"][0]).told(answers)
+            answers = json.loads(printed.splitlines()[-1])
+            comparable: list[Any] = Places(answers[-1]["device_traces"][0]).instead_of_addresses(answers)
             return comparable
-    lines = [line for line in complaints.splitlines() if line.strip()] or ["it said nothing"]
+    lines = [line for line in complaints.splitlines() if line.strip()] or ["it printed nothing"]
     return f"exit status {child.returncode}, {lines[-1].strip()[:300]}"
 
 
@@ -126,17 +126,17 @@ class Program:
         self.torch = torch
         self.streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
         self.kept: list[Any] = []
-        self.told: list[Any] = []
+        self.reports: list[Any] = []
 
     def run(self) -> list[Any]:
         cuda = self.torch.cuda
         cuda.memory._record_memory_history(stacks="python")
         for step in (self.sizes, self.streams_and_events, self.contents, self.pool, self.capture, self.failure):
             step()
-            self.told.append(dict(cuda.memory_stats()))
+            self.reports.append(dict(cuda.memory_stats()))
         cuda.empty_cache()
-        self.told += [self.known(cuda.memory_snapshot()), self.known(cuda.memory._snapshot())]
-        return self.told
+        self.reports += [self.known(cuda.memory_snapshot()), self.known(cuda.memory._snapshot())]
+        return self.reports
 
     def new(self, size: int) -> Any:
         return self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
@@ -156,13 +156,13 @@ class Program:
 
     def contents(self) -> None:
         source = self.torch.arange(256, dtype=self.torch.uint8).repeat(4096)
-        self.told.append(bool((source.cuda().cpu() == source).all()))
+        self.reports.append(bool((source.cuda().cpu() == source).all()))
 
     def pool(self) -> None:
         pool = self.torch.cuda.MemPool()
         with self.torch.cuda.use_mem_pool(pool):
             tensor = self.new(3 * MIB)
-        self.told.append([pool.use_count(), len(pool.snapshot())])
+        self.reports.append([pool.use_count(), len(pool.snapshot())])
         del tensor
 
     def capture(self) -> None:
@@ -173,23 +173,23 @@ class Program:
         made.copy_(self.torch.arange(256, dtype=self.torch.uint8).repeat(4096))
         graph.replay()
         self.torch.cuda.synchronize()
-        self.told.append(int(made.cpu().max()))
+        self.reports.append(int(made.cpu().max()))
         self.kept += [graph, made]
 
     def failure(self) -> None:
         try:
             self.new(1 << 50)
         except self.torch.OutOfMemoryError as error:
-            self.told.append(type(error).__name__)
+            self.reports.append(type(error).__name__)
 
-    def known(self, told: Any) -> Any:
+    def known(self, report: Any) -> Any:
         """Return a report without its random parts: clocks, handles of streams, memory of other processes."""
-        if isinstance(told, dict):
-            known = {key: self.known(value) for key, value in told.items() if key not in ("time_us", "device_free")}
+        if isinstance(report, dict):
+            known = {key: self.known(value) for key, value in report.items() if key not in ("time_us", "device_free")}
             if "device_traces" in known:
                 known["device_traces"] = [in_settled_order(trace) for trace in known["device_traces"]]
             if "stream" in known:
                 handles = [stream.cuda_stream for stream in self.streams]
                 known["stream"] = handles.index(known["stream"]) if known["stream"] in handles else "another"
             return known
-        return [self.known(part) for part in told] if isinstance(told, (list, tuple)) else told
+        return [self.known(part) for part in report] if isinstance(report, (list, tuple)) else report

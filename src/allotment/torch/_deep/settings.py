@@ -14,29 +14,29 @@ from allotment.errors import SettingsError
 DENSE = "dense"
 
 
-def deep_settings(given: str | config.Settings | None, compat: str, *, dense: bool = False) -> config.Settings:
+def deep_settings(settings: str | config.Settings | None, compat: str, *, dense: bool = False) -> config.Settings:
     """Return PyTorch's variables, overridden by the keys in ALLOTMENT_CONF, then by those of a string.
 
     A record is returned as it is. With `dense` the placement is dense, and another one in our own settings is an error.
     Raises SettingsError.
     """
-    if isinstance(given, config.Settings):
-        if dense and given.placement != DENSE:
-            raise _contradiction(given.placement, "the settings record")
-        return config.settings_of(given)
-    found, error = config.pytorch_environment(compat=compat)
+    if isinstance(settings, config.Settings):
+        if dense and settings.placement != DENSE:
+            raise _contradiction(settings.placement, "the settings record")
+        return config.settings_of(settings)
+    of_pytorch, error = config.pytorch_environment(compat=compat)
     if error is not None:
         raise error
     config.from_environment(compat=compat)  # an error in it names the variable
     on_top: dict[str, Any] = {}
-    for origin, text in (("ALLOTMENT_CONF", os.environ.get("ALLOTMENT_CONF", "")), ("the settings", given or "")):
+    for origin, text in (("ALLOTMENT_CONF", os.environ.get("ALLOTMENT_CONF", "")), ("the settings", settings or "")):
         named = _named(text, compat, dense) if text else {}
         if dense and named.get("placement", DENSE) != DENSE:
             raise _contradiction(named["placement"], origin)
         on_top |= named
     if dense:
         on_top["placement"] = DENSE
-    return _without_meaningless(replace(found, **on_top), found, set(on_top))
+    return _without_meaningless(replace(of_pytorch, **on_top), of_pytorch, set(on_top))
 
 
 def with_pytorchs_placement(chosen: config.Settings) -> config.Settings:

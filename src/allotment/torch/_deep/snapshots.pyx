@@ -9,11 +9,11 @@ from allotment._core.edge.walk cimport (
     STATE_ALLOCATED, STATE_PENDING_FREE, Arrangement, BlockCopy, SegmentCopy, arrangement_clear, walk_segments)
 from allotment._core.engine cimport engine_leave
 from allotment._core.records.trace cimport TraceRecord
-from allotment.torch._deep.failing cimport note
+from allotment.torch._deep.bound_devices cimport bound_allocator
+from allotment.torch._deep.failures cimport set_failure
 from allotment.torch._deep.header cimport (
-    allotment_block, allotment_points, allotment_record, allotment_segment, allotment_snapshot_visitor)
-from allotment.torch._deep.history cimport shown_context, tell_record
-from allotment.torch._deep.served cimport used_allocator
+    allotment_block, allotment_interface, allotment_record, allotment_segment, allotment_snapshot_visitor)
+from allotment.torch._deep.history cimport shown_context, fill_record
 
 from allotment._settings.record import text_in_force
 
@@ -26,20 +26,20 @@ cdef int snapshot(int device, uint64_t first, uint64_t second, int with_records,
     cdef size_t count = 0
     cdef size_t i
     cdef bint ok
-    cdef allotment_record told
+    cdef allotment_record out
     memset(&arrangement, 0, sizeof(Arrangement))
     try:
-        allocator = used_allocator(device)
+        allocator = bound_allocator(device)
         if allocator.current_settings.placement != "torch":
             text = text_in_force(allocator.current_settings).encode()
             visitor.settings(visitor.self, text)
-        for note_ in list(allocator.annotations):
-            show_annotation(note_, visitor)
+        for annotation in list(allocator.annotations):
+            show_annotation(annotation, visitor)
         if with_records:
             copies = History(allocator).copy_history(&count)
             for i in range(count):
-                tell_record(&told, &copies[i], device)
-                visitor.record(visitor.self, &told)
+                fill_record(&out, &copies[i], device)
+                visitor.record(visitor.self, &out)
         allocator.enter()
         with nogil:
             ok = walk_segments(allocator.engine, first, second, &arrangement)
@@ -50,7 +50,7 @@ cdef int snapshot(int device, uint64_t first, uint64_t second, int with_records,
             show_segment(&arrangement, &arrangement.segments[i], visitor)
         return 1
     except BaseException as error:
-        return note(error)
+        return set_failure(error)
     finally:
         free(copies)
         arrangement_clear(&arrangement)
@@ -67,32 +67,32 @@ cdef int show_annotation(dict annotation, const allotment_snapshot_visitor* visi
 cdef void show_segment(const Arrangement* arrangement, const SegmentCopy* segment,
                        const allotment_snapshot_visitor* visitor) noexcept nogil:
     cdef const BlockCopy* block
-    cdef allotment_segment told
-    cdef allotment_block piece
+    cdef allotment_segment out
+    cdef allotment_block out_block
     cdef size_t i
-    told.address = segment.address
-    told.total = segment.total
-    told.allocated = segment.allocated
-    told.active = segment.active
-    told.requested = segment.requested
-    told.stream = segment.stream
-    told.pool_first = segment.pool_first
-    told.pool_second = segment.pool_second
-    told.context = shown_context(segment.context)
-    told.number = segment.number
-    told.is_small = segment.is_small
-    told.is_expandable = segment.is_expandable
-    visitor.segment(visitor.self, &told)
+    out.address = segment.address
+    out.total = segment.total
+    out.allocated = segment.allocated
+    out.active = segment.active
+    out.requested = segment.requested
+    out.stream = segment.stream
+    out.pool_first = segment.pool_first
+    out.pool_second = segment.pool_second
+    out.context = shown_context(segment.context)
+    out.number = segment.number
+    out.is_small = segment.is_small
+    out.is_expandable = segment.is_expandable
+    visitor.segment(visitor.self, &out)
     for i in range(segment.block_count):
         block = &arrangement.blocks[segment.first_block + i]
-        piece.address = block.address
-        piece.size = block.size
-        piece.requested = block.requested
-        piece.allocated = block.state == STATE_ALLOCATED
-        piece.active = block.state == STATE_ALLOCATED or block.state == STATE_PENDING_FREE
-        piece.context = shown_context(block.context)
-        visitor.block(visitor.self, &piece)
+        out_block.address = block.address
+        out_block.size = block.size
+        out_block.requested = block.requested
+        out_block.allocated = block.state == STATE_ALLOCATED
+        out_block.active = block.state == STATE_ALLOCATED or block.state == STATE_PENDING_FREE
+        out_block.context = shown_context(block.context)
+        visitor.block(visitor.self, &out_block)
 
 
-cdef void fill_snapshots(allotment_points* table) noexcept:
+cdef void fill_snapshots(allotment_interface* table) noexcept:
     table.snapshot = snapshot

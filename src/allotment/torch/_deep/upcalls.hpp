@@ -1,4 +1,4 @@
-/* What the engine asks of PyTorch: the framework's half of the points, a pool's own allocator, a route's filter. */
+/* Functions of PyTorch that the engine calls: the upcalls, a pool's own allocator, a route's filter. */
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -10,8 +10,8 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "facts.hpp"
-#include "points.hpp"
+#include "conversions.hpp"
+#include "interface.hpp"
 
 namespace allotment {
 namespace {
@@ -24,7 +24,7 @@ uint32_t gather() {
     try {
         return contexts().keep(record());
     } catch (...) {
-        return 0;       /* a history without this context is better than a request without memory */
+        return 0;       /* recording without a context is better than failing the request */
     }
 }
 
@@ -34,9 +34,9 @@ void show_frames(
     auto* traceback = dynamic_cast<torch::CapturedTraceback*>(context.get());
     if (traceback == nullptr) return;
     try {
-        auto found = torch::symbolize({traceback});
-        for (auto index : found.tracebacks.at(0)) {
-            const auto& frame = found.all_frames.at(index);
+        auto symbols = torch::symbolize({traceback});
+        for (auto index : symbols.tracebacks.at(0)) {
+            const auto& frame = symbols.all_frames.at(index);
             visit(self, frame.funcname.c_str(), frame.filename.c_str(), static_cast<int64_t>(frame.lineno));
         }
     } catch (...) {
@@ -57,36 +57,36 @@ Listeners& listeners() {
     return *all;
 }
 
-void hear(const allotment_record* record) {
+void relay_record(const allotment_record* record) {
     try {
         TraceEntry entry = entry_of(record);
         entry.time_.approx_t_ = c10::getApproximateTime();
         std::shared_lock<std::shared_mutex> guard(listeners().mutex);
         for (const auto& tracker : listeners().trackers) tracker(entry);
     } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
+        if (!pending_exception) pending_exception = std::current_exception();
     }
 }
 
 #if TORCH_HAS_RESERVE_CLASSES
-/* The request that the calling thread makes now. */
-struct Asking {
+/* The calling thread's request. */
+struct CurrentRequest {
     int device = -1;
     cudaStream_t stream = nullptr;
 };
-thread_local Asking asking;
+thread_local CurrentRequest current_request;
 
-/* Programs put a stream in a class by a function of PyTorch's that is not part of the interface. So the class is read
- * when a request is about to ask the device for more, which is before a segment is reserved. */
+/* Programs set a stream's class with a free function of PyTorch's, which does not call the allocator. So the class is
+ * read when the engine is about to ask the device for memory, which is before it reserves a segment. */
 void follow_reserve_class() {
     static auto* mutex = new std::mutex;
     static auto* applied = new std::map<std::pair<int, cudaStream_t>, std::pair<std::string, size_t>>;
-    if (asking.device < 0) return;
+    if (current_request.device < 0) return;
     std::pair<std::string, size_t> wanted{
-        c10::cuda::CUDACachingAllocator::getExpandableSegmentReserveClassForStream(asking.stream), 0};
+        c10::cuda::CUDACachingAllocator::getExpandableSegmentReserveClassForStream(current_request.stream), 0};
     if (!wanted.first.empty()) {
         cudaDeviceProp properties{};
-        C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, asking.device));
+        C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, current_request.device));
         const auto decision =
             c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::expandable_segments_reserve_decision(
                 wanted.first, properties.totalGlobalMem);
@@ -94,12 +94,12 @@ void follow_reserve_class() {
     }
     {
         std::lock_guard<std::mutex> guard(*mutex);
-        auto& known = (*applied)[{asking.device, asking.stream}];
+        auto& known = (*applied)[{current_request.device, current_request.stream}];
         if (known == wanted) return;
         known = wanted;
     }
-    expect(points->set_reserve_class(
-        asking.device, reinterpret_cast<uint64_t>(asking.stream), wanted.first.c_str(), wanted.second));
+    check(interface->set_reserve_class(
+        current_request.device, reinterpret_cast<uint64_t>(current_request.stream), wanted.first.c_str(), wanted.second));
 }
 #endif
 
@@ -113,7 +113,7 @@ int free_memory() {
             freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
         }
     } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
+        if (!pending_exception) pending_exception = std::current_exception();
     }
     return freed;
 }
@@ -122,12 +122,12 @@ uint64_t current_stream(int device) {
     try {
         return reinterpret_cast<uint64_t>(c10::cuda::getCurrentCUDAStream(static_cast<DeviceIndex>(device)).stream());
     } catch (...) {
-        return 0;       /* a stream that no graph is captured on */
+        return 0;       /* the default stream, which is never captured */
     }
 }
 
-const allotment_framework framework{
-    sizeof(allotment_framework), gather, show_frames, hear, free_memory, current_stream};
+const allotment_upcalls upcalls{
+    sizeof(allotment_upcalls), gather, show_frames, relay_record, free_memory, current_stream};
 
 /* --- a pool's own allocator ----------------------------------------------------------------------------------- */
 
@@ -137,7 +137,7 @@ uint64_t source_allocate(void* self, size_t size, uint64_t) {
     try {
         return reinterpret_cast<uint64_t>((*static_cast<SegmentSource*>(self))->raw_alloc(size));
     } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
+        if (!pending_exception) pending_exception = std::current_exception();
         return 0;
     }
 }
@@ -146,7 +146,7 @@ void source_free(void* self, uint64_t address, size_t, uint64_t) {
     try {
         (*static_cast<SegmentSource*>(self))->raw_delete(reinterpret_cast<void*>(address));
     } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
+        if (!pending_exception) pending_exception = std::current_exception();
     }
 }
 
@@ -160,7 +160,7 @@ int filter_accepts(void* self, uint64_t stream) {
     try {
         return (*static_cast<StreamFilter*>(self))(reinterpret_cast<cudaStream_t>(stream));
     } catch (...) {
-        if (!thrown_inside) thrown_inside = std::current_exception();
+        if (!pending_exception) pending_exception = std::current_exception();
         return 0;
     }
 }

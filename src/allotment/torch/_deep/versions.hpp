@@ -1,4 +1,4 @@
-/* What differs between the versions of PyTorch that the stand-in is compiled against, each under a name. */
+/* Names for the differences between the PyTorch releases that the torch allocator can be compiled against. */
 #pragma once
 
 #include <torch/headeronly/version.h>

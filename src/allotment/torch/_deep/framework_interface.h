@@ -1,13 +1,13 @@
-/* What PyTorch's allocator interface needs of our allocators beyond the entry points (allotment.h), for C++.
+/* What PyTorch needs from Allotment beyond the entry points of allotment.h, for C++: the framework interface.
  *
- * One table for the process, because PyTorch's interface is of the process: a device is an argument. Functions return 0,
- * or NULL, if they failed; `failure` then has the reason, for the calling thread. Those marked "python" take the
- * interpreter lock, and are for what is asked for rarely; none of the others does, unless it fails or a device is
- * asked for the first time. Pointers handed to a visitor are valid while it runs.
+ * There is one table for the process, and the device is an argument, because PyTorch has one allocator for all devices.
+ * A function that fails returns 0 or NULL; `failure` then has the reason, for the calling thread. Functions marked
+ * "python" take the interpreter lock; they are for rare calls. The others take it only when they fail or use a device
+ * for the first time. Pointers passed to a visitor are valid until it returns.
  *
- * The other half, `allotment_framework`, is what the engine asks of PyTorch: it is handed over once. */
-#ifndef ALLOTMENT_POINTS_H
-#define ALLOTMENT_POINTS_H
+ * `allotment_upcalls` is the other direction: what the engine asks of PyTorch. It is passed once. */
+#ifndef ALLOTMENT_FRAMEWORK_INTERFACE_H
+#define ALLOTMENT_FRAMEWORK_INTERFACE_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -16,39 +16,39 @@
 extern "C" {
 #endif
 
-#define ALLOTMENT_POINTS_VERSION 3
+#define ALLOTMENT_INTERFACE_VERSION 4
 #define ALLOTMENT_DEVICES_MOST 64
-#define ALLOTMENT_FOREIGN_CONTEXT (1u << 23)    /* numbers of the framework's contexts: from here on */
-#define ALLOTMENT_CONTEXTS_MOST (1u << 23)      /* and as many */
+#define ALLOTMENT_FOREIGN_CONTEXT (1u << 23)    /* the first number of a context of PyTorch's */
+#define ALLOTMENT_CONTEXTS_MOST (1u << 23)      /* how many such numbers exist */
 
 enum allotment_failure_kind {
     ALLOTMENT_FAILED = 1,
     ALLOTMENT_OUT_OF_MEMORY,
-    ALLOTMENT_REJECTED          /* out of memory by the settings, before the device was asked */
+    ALLOTMENT_REJECTED          /* the settings forbid the request; the device was not asked */
 };
 
 typedef struct allotment_failure {
     int kind;
-    char* text;                 /* in PyTorch's words; of the calling thread, until its next failure */
-    uint64_t rounded, segment, most, device_free, allocated, reserved;       /* out of memory */
+    char* text;                 /* PyTorch's message; valid until the thread's next failure */
+    uint64_t rounded, segment, most, device_free, allocated, reserved;       /* if out of memory */
 } allotment_failure;
 
 typedef struct allotment_stat {
     int64_t current, peak, allocated, freed;
 } allotment_stat;
 
-typedef struct allotment_stats {
-    int64_t num_alloc_retries, num_ooms, num_oom_rejections, num_sync_all_streams, num_device_alloc, num_device_free;
-    int64_t max_split_size;
-    /* all, small, large */
-    allotment_stat allocation[3], segment[3], active[3], inactive_split[3];
-    allotment_stat allocated_bytes[3], reserved_bytes[3], active_bytes[3], inactive_split_bytes[3], requested_bytes[3];
-    allotment_stat oversize_allocations, oversize_segments;
-} allotment_stats;
+/* Statistics by their names in `torch.cuda.memory_stats`. The engine has the list of them. */
+typedef struct allotment_statistics_visitor {
+    void* self;
+    void (*number)(void* self, const char* name, int64_t value);
+    void (*stat)(void* self, const char* name, const allotment_stat* value);
+    void (*stats)(void* self, const char* name, const allotment_stat* three);           /* all, small, large */
+    void (*pool)(void* self, uint64_t first, uint64_t second, const allotment_stat* reserved);      /* likewise */
+} allotment_statistics_visitor;
 
-/* The contexts are numbers: 0, or one of the framework's own; what else there is shows as 0. */
+/* A context is the number of one of PyTorch's contexts; 0 for none and for stacks that Allotment recorded itself. */
 typedef struct allotment_record {
-    int action;                 /* in the order of PyTorch's enumeration */
+    int action;                 /* numbered as in PyTorch's enumeration */
     int device;
     uint64_t address, size, stream, pool_first, pool_second;
     int64_t time_us;
@@ -61,7 +61,7 @@ typedef struct allotment_record {
 typedef struct allotment_segment {
     uint64_t address, total, allocated, active, requested, stream, pool_first, pool_second;
     uint32_t context;
-    uint32_t number;            /* of those told, in order of creation */
+    uint32_t number;            /* rank by creation among the visited segments */
     int is_small, is_expandable;
 } allotment_segment;
 
@@ -74,29 +74,29 @@ typedef struct allotment_block {
 typedef struct allotment_snapshot_visitor {
     void* self;
     void (*record)(void* self, const allotment_record* record);
-    void (*segment)(void* self, const allotment_segment* segment);     /* its blocks follow */
+    void (*segment)(void* self, const allotment_segment* segment);     /* then its blocks */
     void (*block)(void* self, const allotment_block* block);
-    void (*annotation)(void* self, int device, int64_t time_us);       /* its pairs follow */
+    void (*annotation)(void* self, int device, int64_t time_us);       /* then its pairs */
     void (*pair)(void* self, const char* key, const char* value);
-    void (*settings)(void* self, const char* text);     /* where PyTorch's own text does not tell all */
+    void (*settings)(void* self, const char* text);     /* if PyTorch's own text is incomplete */
 } allotment_snapshot_visitor;
 
-typedef struct allotment_framework {
+typedef struct allotment_upcalls {
     size_t size;
     /* The calling thread's context; 0: none. Not called under the engine's lock. */
     uint32_t (*gather)(void);
-    /* What frames a context stands for, innermost first. */
+    /* The frames of a context, innermost first. */
     void (*frames)(uint32_t context, void (*visit)(void* self, const char* name, const char* file, int64_t line),
                    void* self);
-    /* A record of the history, under the engine's lock. */
+    /* Called with each record of the history, under the engine's lock. */
     void (*record)(const allotment_record* record);
-    /* A request is about to ask the device for more: whether something was freed. */
+    /* Called before the engine asks the device for memory. Returns whether it freed something. */
     int (*free_memory)(void);
     /* The calling thread's current stream of a device. */
     uint64_t (*current_stream)(int device);
-} allotment_framework;
+} allotment_upcalls;
 
-/* Where the segments of a pool come from. An address of 0: there is no memory. */
+/* The source of a pool's segments. An address of 0 means that no memory is left. */
 typedef struct allotment_raw_allocator {
     void* self;
     uint64_t (*allocate)(void* self, size_t size, uint64_t stream);
@@ -104,24 +104,36 @@ typedef struct allotment_raw_allocator {
     void (*drop)(void* self);
 } allotment_raw_allocator;
 
-typedef struct allotment_points {
-    size_t size;                /* of this struct, as the package was compiled */
+/* A figure of the engine, split by size class: its value is the sum of ceiling - room. Other threads change it; reading
+ * it takes no lock. */
+typedef struct allotment_figure {
+    const int64_t* ceiling;
+    const int64_t* room;
+} allotment_figure;
+
+/* A device that PyTorch uses. `entry_points` is set last: with NULL, the rest is not valid. */
+typedef struct allotment_bound_device {
+    const struct allotment_entry_points* entry_points;
+    allotment_figure allocated, reserved;   /* bytes */
+} allotment_bound_device;
+
+typedef struct allotment_interface {
+    size_t size;                /* of this struct, when the package was compiled */
     uint32_t version;
 
     const allotment_failure* (*failure)(void);
-    /* The entry points of each device that was asked for memory (allotment_entry_points); NULL: not yet. */
-    void* const* tables;
-    void* (*table_of)(int device);                                          /* python, the first time */
-    /* The last failure of a function of a device's table becomes the failure here. */
+    const allotment_bound_device* devices;      /* ALLOTMENT_DEVICES_MOST of them */
+    /* Bind an allocator to a device unless it has one. */
+    int (*bind)(int device);                                                /* python */
+    /* Make the last failure of a device's entry points the failure here. */
     void (*take_failure)(int device);                                       /* python */
-    /* Whether the thread's last function of a table that failed was given an address of no block in use there. */
-    int (*is_not_ours)(void);
-    void (*serve)(const allotment_framework* framework);
+    /* Whether the thread's last failed call of an entry point got an address that is not a block in use there. */
+    int (*was_unknown_address)(void);
+    void (*set_upcalls)(const allotment_upcalls* upcalls);
 
-    /* 0: no block in use begins there */
+    /* 0: the address does not begin a block in use */
     size_t (*block_size)(int device, void* address);
     uint32_t (*block_context)(int device, const void* address);
-    void (*gauges)(int device, int64_t* allocated, int64_t* reserved);
     int (*largest_block)(int device, size_t* largest);
     int (*empty_cache)(int device, uint64_t first, uint64_t second);
     /* `raw` may be NULL */
@@ -132,14 +144,14 @@ typedef struct allotment_points {
     int (*live_addresses)(int device, uint64_t first, uint64_t second, void (*visit)(void* self, uint64_t address),
                           void* self);
     int (*is_recording)(int device);
-    /* Every framework's context that a block or a record still has; 0: cannot be told now. */
+    /* Visit each of PyTorch's contexts that a block or a record still refers to. 0: not possible from here. */
     int (*contexts_in_use)(void (*visit)(void* self, uint32_t context), void* self);
-    int (*track)(int on);
+    /* Whether each record goes to the upcall. */
+    int (*relay_records)(int on);
 
     /* python */
-    int (*stats)(int device, allotment_stats* stats,
-                 void (*pool)(void* self, uint64_t first, uint64_t second, const allotment_stat* reserved), void* self);
-    int (*reset_stats)(int device, int peaks);
+    int (*statistics)(int device, const allotment_statistics_visitor* visitor);
+    int (*reset_statistics)(int device, int peaks);
     double (*memory_fraction)(int device);
     int (*set_memory_fraction)(int device, double fraction);
     int (*enable)(int on);
@@ -167,9 +179,9 @@ typedef struct allotment_points {
     int (*expandable_sizes)(int device, void (*visit)(void* self, uint64_t stream, int is_small, uint64_t mapped),
                             void* self);
     void* (*allocate_at)(int device, size_t size, void* address, uint64_t stream);
-    /* `size` is for a class that the settings do not name; 0: as the settings say for all */
+    /* `size` is for a class that the settings do not name; 0: the size for all streams */
     int (*set_reserve_class)(int device, uint64_t stream, const char* name, size_t size);
-} allotment_points;
+} allotment_interface;
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-"""What PyTorch's allocator interface asks of ours, called as the compiled stand-in calls it, without PyTorch."""
+"""The framework interface of deep mode, called as the compiled torch allocator calls it, without PyTorch."""
 
 import pytest
 
@@ -6,16 +6,16 @@ from helpers.bare_packages import import_bare
 from helpers.child import output_of
 
 BEGIN = """
-from helpers.points import points_over_simulated_devices
-points, allocators = points_over_simulated_devices()
-tables = [points.table_of(device)[0] for device in range(2)]
+from helpers.framework_interface import interface_over_simulated_devices
+interface, allocators = interface_over_simulated_devices()
+tables = [interface.entry_points(device) for device in range(2)]
 """
 
 
 @pytest.fixture(autouse=True)
 def built():
     try:
-        import_bare("allotment.torch._deep.points")
+        import_bare("allotment.torch._deep.interface")
     except ImportError as error:
         pytest.skip(f"deep mode is for Linux: {error}")
 
@@ -33,26 +33,26 @@ made = []
 before = errors.AddressError.__init__
 errors.AddressError.__init__ = lambda self, *facts: (made.append(facts), before(self, *facts))[1]
 _, far = tables[1].allocate(2 << 20), tables[1].allocate(3 << 20)
-print(tables[0].free(far), points.is_not_ours(), tables[1].free(far), len(made))
-print(points.words(0) == f"invalid device pointer: {far:#x}", len(made))
+print(tables[0].free(far), interface.was_unknown_address(), tables[1].free(far), len(made))
+print(interface.message(0) == f"invalid device pointer: {far:#x}", len(made))
 """) == ["0 1 1 0", "True 1"]
 
 
 def test_a_failure_that_is_not_of_the_address_is_told_apart():
     assert told("""
 tables[0].free(0x1234)
-print(tables[0].allocate(2 << 30), points.is_not_ours())
+print(tables[0].allocate(2 << 30), interface.was_unknown_address())
 """) == ["None 0"]
 
 
 def test_pools_are_refused_in_pytorchs_words_by_the_reason_and_not_by_ours():
     assert told("""
-print(points.pool_use_count(0, 0, 999), points.failure()[0].text.decode())
+print(interface.pool_use_count(0, 0, 999), interface.failure()[0].text.decode())
 tables[0].end_allocate_to_pool((0, 999))
-print(points.words(0))
+print(interface.message(0))
 tables[0].begin_allocate_to_pool((0, 7))
 tables[0].begin_allocate_to_pool((0, 7))
-print(points.words(0))
+print(interface.message(0))
 """) == [
         "-1 Could not find pool of id",
         "endAllocatePool: not currently recording to mempool_id",
@@ -67,5 +67,5 @@ with allotment.tag("already recording"):
     allocators[0].malloc(1)
 pool = allocators[0].snapshot()["segments"][0]["segment_pool_id"]
 tables[0].end_allocate_to_pool(pool)
-print(points.words(0))
+print(interface.message(0))
 """) == ["endAllocatePool: not currently recording to mempool_id"]

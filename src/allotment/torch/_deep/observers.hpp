@@ -1,4 +1,4 @@
-/* What PyTorch's own allocator tells others about its work: profiler, gauges, GPU trace, observers of failures. */
+/* Informs the observers of PyTorch's allocator: profiler, gauges, GPU trace, observers of failures. */
 #pragma once
 
 #include <c10/core/impl/GPUTrace.h>
@@ -12,27 +12,23 @@
 namespace allotment {
 namespace {
 
-/* The bytes of a device that the gauge of reserved memory was last told. */
-std::atomic<int64_t> told_reserved[ALLOTMENT_DEVICES_MOST];
+/* The value that the gauge of reserved bytes has, by device. */
+std::atomic<int64_t> reported_reserved[ALLOTMENT_DEVICES_MOST];
 
-/* Of several changes inside of one call, the gauges are told the last. */
-void tell_reserved(DeviceIndex device, int64_t reserved) {
-    if (C10_LIKELY(told_reserved[device].load(std::memory_order_relaxed) == reserved)) return;
-    told_reserved[device].store(reserved, std::memory_order_relaxed);
+/* If one call changes the value several times, the gauge gets the last value. */
+void report_reserved(DeviceIndex device, int64_t reserved) {
+    if (C10_LIKELY(reported_reserved[device].load(std::memory_order_relaxed) == reserved)) return;
+    reported_reserved[device].store(reserved, std::memory_order_relaxed);
     STATIC_GAUGE(pytorch.CUDACachingAllocator.reserved_bytes).record(reserved);
 }
 
-void tell_reserved(DeviceIndex device) {
-    int64_t allocated = 0, reserved = 0;
-    points->gauges(device, &allocated, &reserved);
-    tell_reserved(device, reserved);
-}
+void report_reserved(DeviceIndex device) { report_reserved(device, value_of(bound_devices[device].reserved)); }
 
-/* A block of `size` bytes was handed out, or taken back: then it is negative. */
-void tell_of_block(DeviceIndex device, void* address, int64_t size, bool profiled) {
-    int64_t allocated = 0, reserved = 0;
-    points->gauges(device, &allocated, &reserved);
-    tell_reserved(device, reserved);
+/* A block was allocated or, with a negative size, freed. pre: the device is bound */
+void report_block(DeviceIndex device, void* address, int64_t size, bool profiled) {
+    const int64_t allocated = value_of(bound_devices[device].allocated);
+    const int64_t reserved = value_of(bound_devices[device].reserved);
+    report_reserved(device, reserved);
     STATIC_GAUGE(pytorch.CUDACachingAllocator.allocated_bytes).record(allocated);
     if (C10_UNLIKELY(profiled)) {
         c10::reportMemoryUsageToProfiler(
@@ -41,29 +37,29 @@ void tell_of_block(DeviceIndex device, void* address, int64_t size, bool profile
     }
 }
 
-void tell_of_request(DeviceIndex device, void* address) {
+void report_allocation(DeviceIndex device, void* address) {
     const bool profiled = c10::memoryProfilingEnabled();
-    const int64_t size = C10_UNLIKELY(profiled) ? static_cast<int64_t>(points->block_size(device, address)) : 0;
-    tell_of_block(device, address, size, profiled);
+    const int64_t size = C10_UNLIKELY(profiled) ? static_cast<int64_t>(interface->block_size(device, address)) : 0;
+    report_block(device, address, size, profiled);
     const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace();
     if (C10_UNLIKELY(interpreter != nullptr)) {
         (*interpreter)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
     }
 }
 
-/* Whether requests go straight to the device, which PyTorch then lets complain itself. */
+/* Whether caching is off. PyTorch then reports the device's own error. */
 bool is_uncached() {
     static const bool forced = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
-    return forced || !points->is_enabled();
+    return forced || !interface->is_enabled();
 }
 
 [[noreturn]] void out_of_memory(DeviceIndex device, size_t size) {
-    points->take_failure(device);
-    if (thrown_inside) fail();
-    if (points->failure()->kind == ALLOTMENT_OUT_OF_MEMORY && (size >> 60) == 0 && is_uncached()) {
+    interface->take_failure(device);
+    if (pending_exception) throw_failure();
+    if (interface->failure()->kind == ALLOTMENT_OUT_OF_MEMORY && (size >> 60) == 0 && is_uncached()) {
         C10_CUDA_CHECK(cudaErrorMemoryAllocation);
     }
-    const allotment_failure failure = *points->failure();
+    const allotment_failure failure = *interface->failure();
     const std::string text = failure.text == nullptr ? "" : failure.text;
     if (failure.kind == ALLOTMENT_OUT_OF_MEMORY && (size >> 60) == 0) {
         c10::reportOutOfMemoryToProfiler(

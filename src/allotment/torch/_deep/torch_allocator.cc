@@ -1,11 +1,12 @@
-/* PyTorch's allocator interface over our allocators: compiled on the user's machine against the PyTorch found there.
+/* The torch allocator: PyTorch's allocator interface on Allotment's allocators. It is compiled on the user's machine
+ * against the installed PyTorch, or comes with the package for some releases.
  *
- * It decides nothing. Requests go to the entry points of a device (allotment.h), everything else to the points
- * (allotment_points.h); here they are only put into PyTorch's types, words and exceptions, and PyTorch is told what
- * its own allocator tells it (telling.hpp): the profiler, gauges, the GPU trace, observers and trackers.
+ * It makes no decisions. Requests go to a device's entry points (allotment.h), everything else to the framework
+ * interface (framework_interface.h). This file converts PyTorch's types to C and failures to PyTorch's exceptions, and
+ * informs those whom PyTorch's own allocator informs (observers.hpp).
  *
- * What PyTorch looks at to know its own allocator is as there: the name is "native", one function deletes all blocks
- * (`raw_deleter`), and it is initialized when PyTorch has said how many devices there are. */
+ * PyTorch recognises its own allocator by its name, "native", by the deleter that all blocks share, and by being
+ * initialized when PyTorch has passed it the number of devices. All three are the same here. */
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -18,9 +19,9 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "facts.hpp"
-#include "points.hpp"
-#include "telling.hpp"
+#include "conversions.hpp"
+#include "interface.hpp"
+#include "observers.hpp"
 #include "upcalls.hpp"
 #include "versions.hpp"
 
@@ -31,7 +32,7 @@ namespace {
 
 struct PoolState : AllocatorState {
     explicit PoolState(void* held) : state(held) {}
-    ~PoolState() override { points->drop_state(state); }
+    ~PoolState() override { interface->drop_state(state); }
     void* state;
 };
 
@@ -39,7 +40,7 @@ struct PoolState : AllocatorState {
 
 void delete_block(void* address);
 
-struct StandIn final : CUDAAllocator {
+struct TorchAllocator final : CUDAAllocator {
     std::atomic<int> device_count{0};
 
     /* Memory. */
@@ -75,22 +76,22 @@ struct StandIn final : CUDAAllocator {
     }
 
     void* request(DeviceIndex device, size_t size, cudaStream_t stream) {
-        expect_device(device);
-        const auto* table = table_of(device);
+        check_initialized(device);
+        const auto* table = entry_points_of(device);
 #if TORCH_HAS_RESERVE_CLASSES
-        asking = {device, stream};
+        current_request = {device, stream};
 #endif
         void* address = table->allocate(table->context, size, device, stream);
         if (C10_UNLIKELY(address == nullptr)) out_of_memory(device, size);
-        if (C10_UNLIKELY(thrown_inside)) {      /* a tracker's, which the native allocator lets through too */
+        if (C10_UNLIKELY(pending_exception)) {      /* a tracker threw; the native allocator passes that on too */
             table->free(table->context, address, size, device, stream);
-            fail();
+            throw_failure();
         }
-        tell_of_request(device, address);
+        report_allocation(device, address);
         return address;
     }
 
-    /* Ask the devices in use, the thread's current one first, until `is_owner(device, table)`; -1: none is. */
+    /* The first device for which `is_owner(device, table)`, starting with the thread's current one; -1: none. */
     template <typename IsOwner>
     int find_device(const IsOwner& is_owner) const {
         const int count = device_count.load(std::memory_order_relaxed);
@@ -98,22 +99,22 @@ struct StandIn final : CUDAAllocator {
         if (count > 1 && (c10::cuda::GetDevice(&first) != cudaSuccess || first >= count)) first = 0;
         for (int step = 0; step < count; ++step) {
             const int device = step == 0 ? first : step <= first ? step - 1 : step;
-            const auto* table = table_if_any(device);
+            const auto* table = entry_points_if_bound(device);
             if (table != nullptr && is_owner(device, table)) return device;
         }
         return -1;
     }
 
-    /* The device that a block in use is of; -1: it is not ours. */
+    /* The device of a block in use; -1: the address does not begin a block of ours. */
     int device_of(const void* address) const {
         return find_device([address](int device, const allotment_entry_points*) {
-            return points->block_size(device, const_cast<void*>(address)) != 0;
+            return interface->block_size(device, const_cast<void*>(address)) != 0;
         });
     }
 
-    int expect_block(const void* address) const {
+    int check_block(const void* address) const {
         const int device = device_of(address);
-        TORCH_CHECK(device >= 0, words("invalid device pointer: %p", address));
+        TORCH_CHECK(device >= 0, "invalid device pointer: " + address_text(address));
         return device;
     }
 
@@ -121,51 +122,51 @@ struct StandIn final : CUDAAllocator {
         if (address == nullptr) return;
         const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace();
         if (C10_UNLIKELY(interpreter != nullptr)) {
-            expect_block(address);
+            check_block(address);
             (*interpreter)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
         }
         const bool profiled = c10::memoryProfilingEnabled();
         size_t size = 0;
         const int owner = find_device([&](int device, const allotment_entry_points* table) {
-            if (C10_UNLIKELY(profiled)) size = points->block_size(device, address);
+            if (C10_UNLIKELY(profiled)) size = interface->block_size(device, address);
             if (C10_LIKELY(table->free(table->context, address, 0, device, nullptr))) return true;
-            if (C10_UNLIKELY(!points->is_not_ours())) fail_of(device);
+            if (C10_UNLIKELY(!interface->was_unknown_address())) throw_failure_of(device);
             return false;
         });
-        TORCH_CHECK(owner >= 0, words("invalid device pointer: %p", address));
-        tell_of_block(static_cast<DeviceIndex>(owner), address, -static_cast<int64_t>(size), profiled);
-        if (C10_UNLIKELY(thrown_inside)) fail();
+        TORCH_CHECK(owner >= 0, "invalid device pointer: " + address_text(address));
+        report_block(static_cast<DeviceIndex>(owner), address, -static_cast<int64_t>(size), profiled);
+        if (C10_UNLIKELY(pending_exception)) throw_failure();
     }
 
     void recordStream(const DataPtr& block, c10::cuda::CUDAStream stream) override {
-        if (block.get() == nullptr || block.get_deleter() != &delete_block) return;     /* of another process, say */
-        const int device = device_count.load(std::memory_order_relaxed) == 1 ? 0 : expect_block(block.get());
-        const auto* table = table_of(device);
-        if (!table->record_stream(table->context, block.get(), stream.stream())) fail_of(device);
+        if (block.get() == nullptr || block.get_deleter() != &delete_block) return;     /* for example of another process */
+        const int device = device_count.load(std::memory_order_relaxed) == 1 ? 0 : check_block(block.get());
+        const auto* table = entry_points_of(device);
+        if (!table->record_stream(table->context, block.get(), stream.stream())) throw_failure_of(device);
     }
 
     void* getBaseAllocation(void* address, size_t* size) override {
-        const int device = expect_block(address);
-        const auto* table = table_of(device);
+        const int device = check_block(address);
+        const auto* table = entry_points_of(device);
         void* base = table->base_allocation(table->context, address, size);
-        if (base == nullptr) fail_of(device);
+        if (base == nullptr) throw_failure_of(device);
         return base;
     }
 
 #if TORCH_HAS_EXACT_ADDRESSES
     DataPtr allocateWithAddress(size_t size, void* address) override {
         const DeviceIndex device = current_device();
-        expect_device(device);
-        void* got = nullptr;
+        check_initialized(device);
+        void* block = nullptr;
         if (size != 0) {
-            table_of(device);
-            got = points->allocate_at(
+            entry_points_of(device);
+            block = interface->allocate_at(
                 device, size, address,
                 reinterpret_cast<uint64_t>(c10::cuda::getCurrentCUDAStream(device).stream()));
-            expect(got != nullptr);
-            tell_of_request(device, got);
+            check(block != nullptr);
+            report_allocation(device, block);
         }
-        return {got, got, &delete_block, c10::Device(c10::DeviceType::CUDA, device)};
+        return {block, block, &delete_block, c10::Device(c10::DeviceType::CUDA, device)};
     }
 #endif
 
@@ -179,46 +180,46 @@ struct StandIn final : CUDAAllocator {
 
     std::string name() override { return "native"; }
 
-    void expect_device(int device) const {
+    void check_initialized(int device) const {
         TORCH_INTERNAL_ASSERT(
             0 <= device && device < device_count.load(std::memory_order_relaxed),
-            words("Allocator not initialized for device %d: did you call init?", device));
+            format("Allocator not initialized for device %d: did you call init?", device));
     }
 
-    void expect_valid(int device) const {
+    void check_device(int device) const {
         TORCH_CHECK(
             0 <= device && device < device_count.load(std::memory_order_relaxed),
-            words("Invalid device argument %d: did you call init?", device));
+            format("Invalid device argument %d: did you call init?", device));
     }
 
     double getMemoryFraction(DeviceIndex device) override {
-        expect_device(device);
-        return points->memory_fraction(device);
+        check_initialized(device);
+        return interface->memory_fraction(device);
     }
 
     void setMemoryFraction(double fraction, DeviceIndex device) override {
-        expect_device(device);
+        check_initialized(device);
         TORCH_CHECK(
             0 <= fraction && fraction <= 1,
-            words("invalid fraction:%g. Please set within [0, 1].", fraction));
-        expect(points->set_memory_fraction(device, fraction));
+            format("invalid fraction:%g. Please set within [0, 1].", fraction));
+        check(interface->set_memory_fraction(device, fraction));
     }
 
-    void enable(bool value) override { expect(points->enable(value)); }
+    void enable(bool value) override { check(interface->enable(value)); }
 
-    bool isEnabled() const override { return points->is_enabled(); }
+    bool isEnabled() const override { return interface->is_enabled(); }
 
     void cacheInfo(DeviceIndex device, size_t* largest) override {
-        expect_valid(device);
-        table_of(device);
-        expect(points->largest_block(device, largest));
+        check_device(device);
+        entry_points_of(device);
+        check(interface->largest_block(device, largest));
     }
 
     std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
-        expect_valid(device);
+        check_device(device);
         std::vector<StreamSegmentSize> sizes;
-        if (table_if_any(device) == nullptr) return sizes;
-        expect(points->expandable_sizes(
+        if (entry_points_if_bound(device) == nullptr) return sizes;
+        check(interface->expandable_sizes(
             device,
             [](void* self, uint64_t stream, int is_small, uint64_t mapped) {
                 static_cast<std::vector<StreamSegmentSize>*>(self)->emplace_back(
@@ -230,16 +231,16 @@ struct StandIn final : CUDAAllocator {
 
     void emptyCache(MempoolId_t pool) override {
         for (int device = 0; device < device_count; ++device) {
-            if (table_if_any(device) == nullptr) {
+            if (entry_points_if_bound(device) == nullptr) {
                 if (pool == MempoolId_t{0, 0}) ++emptied_before_use[device];
                 continue;
             }
-            expect(points->empty_cache(device, pool.first, pool.second));
-            tell_reserved(static_cast<DeviceIndex>(device));
+            check(interface->empty_cache(device, pool.first, pool.second));
+            report_reserved(static_cast<DeviceIndex>(device));
         }
     }
 
-    /* How often a device was emptied that had nothing yet: that is counted too. */
+    /* How often the cache of an unused device was emptied; the statistics count that too. */
     std::atomic<int64_t> emptied_before_use[ALLOTMENT_DEVICES_MOST]{};
 
     void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override {
@@ -250,7 +251,7 @@ struct StandIn final : CUDAAllocator {
         } else {
             C10_CUDA_CHECK(error);
         }
-        expect(points->enable_peer(peer, device));
+        check(interface->enable_peer(peer, device));
     }
 
     cudaError_t memcpyAsync(
@@ -265,32 +266,24 @@ struct StandIn final : CUDAAllocator {
     /* Figures. */
 
     DeviceStats getDeviceStats(DeviceIndex device) override {
-        expect_valid(device);
+        check_device(device);
         DeviceStats out;
-        allotment_stats stats{};
-        expect(points->stats(
-            device, &stats,
-            [](void* self, uint64_t first, uint64_t second, const allotment_stat* reserved) {
-#if TORCH_COUNTS_POOLS
-                static_cast<DeviceStats*>(self)->reserved_bytes_by_private_pools[MempoolId_t{first, second}] = {
-                    stat_of(reserved[0]), stat_of(reserved[1]), stat_of(reserved[2])};
-#endif
-            },
-            &out));
-        put_stats(out, stats);
+        StatisticsBuilder builder(out);
+        const auto visitor = builder.visitor();
+        check(interface->statistics(device, &visitor));
         out.num_sync_all_streams += emptied_before_use[device];
         return out;
     }
 
     void resetAccumulatedStats(DeviceIndex device) override {
-        expect_valid(device);
+        check_device(device);
         emptied_before_use[device] = 0;
-        if (table_if_any(device) != nullptr) expect(points->reset_stats(device, 0));
+        if (entry_points_if_bound(device) != nullptr) check(interface->reset_statistics(device, 0));
     }
 
     void resetPeakStats(DeviceIndex device) override {
-        expect_valid(device);
-        if (table_if_any(device) != nullptr) expect(points->reset_stats(device, 1));
+        check_device(device);
+        if (entry_points_if_bound(device) != nullptr) check(interface->reset_statistics(device, 1));
     }
 
     SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override {
@@ -300,10 +293,10 @@ struct StandIn final : CUDAAllocator {
         std::vector<TraceEntry> unwanted;
         for (int device = 0; device < device_count; ++device) {
             auto& records = include_traces ? info.device_traces.emplace_back() : unwanted;
-            if (table_if_any(device) == nullptr) continue;
+            if (entry_points_if_bound(device) == nullptr) continue;
             SnapshotBuilder builder{info, records, static_cast<DeviceIndex>(device)};
             const auto visitor = builder.visitor();
-            expect(points->snapshot(device, pool.first, pool.second, include_traces, &visitor));
+            check(interface->snapshot(device, pool.first, pool.second, include_traces, &visitor));
         }
         std::stable_sort(
             info.external_annotations.begin(), info.external_annotations.end(),
@@ -313,7 +306,7 @@ struct StandIn final : CUDAAllocator {
 
     /* History. */
 
-    bool isHistoryEnabled() override { return points->is_recording(current_device()); }
+    bool isHistoryEnabled() override { return interface->is_recording(current_device()); }
 
     void recordHistory(
         bool enabled, CreateContextFn context_recorder, size_t most, RecordContext when, bool clear,
@@ -325,7 +318,7 @@ struct StandIn final : CUDAAllocator {
         std::vector<const char*> skip;
         for (const auto& action : skip_actions) skip.push_back(action.c_str());
         if (context_recorder != nullptr) recorder = context_recorder;
-        expect(points->record_history(
+        check(interface->record_history(
             enabled, static_cast<int>(when), most, clear, skip.data(), skip.size(), context_recorder != nullptr));
         if (!enabled) recorder = nullptr;
     }
@@ -333,34 +326,34 @@ struct StandIn final : CUDAAllocator {
     void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override {
         if (device_count == 0) return;
         const DeviceIndex device = current_device();
-        if (!points->is_recording(device)) return;
+        if (!interface->is_recording(device)) return;
         std::vector<const char*> keys, values;
         for (const auto& [key, value] : pairs) {
             keys.push_back(key.c_str());
             values.push_back(value.c_str());
         }
-        expect(points->annotate(device, keys.data(), values.data(), keys.size()));
+        check(interface->annotate(device, keys.data(), values.data(), keys.size()));
     }
 
     void pushCompileContext(std::string& name) override {
-        if (device_count > 0 && points->is_recording(current_device())) points->push_compile_context(name.c_str());
+        if (device_count > 0 && interface->is_recording(current_device())) interface->push_compile_context(name.c_str());
     }
 
     void popCompileContext() override {
-        if (device_count > 0 && points->is_recording(current_device())) points->pop_compile_context();
+        if (device_count > 0 && interface->is_recording(current_device())) interface->pop_compile_context();
     }
 
-    void setUserMetadata(const std::string& text) override { points->set_user_metadata(text.c_str()); }
+    void setUserMetadata(const std::string& text) override { interface->set_user_metadata(text.c_str()); }
 
-    std::string getUserMetadata() override { return points->user_metadata(); }
+    std::string getUserMetadata() override { return interface->user_metadata(); }
 
 #if TORCH_ANNOTATES_BLOCKS
     bool supportsUserMetadata() override { return true; }
 
     void annotateMemory(const void* address, const std::string& text) override {
         const int device = device_of(address);
-        TORCH_CHECK(device >= 0, words("annotateMemory: no live allocation found at pointer %p", address));
-        expect(points->annotate_block(device, address, text.c_str()));
+        TORCH_CHECK(device >= 0, "annotateMemory: no live allocation found at pointer " + address_text(address));
+        check(interface->annotate_block(device, address, text.c_str()));
     }
 #endif
 
@@ -369,7 +362,7 @@ struct StandIn final : CUDAAllocator {
         const int device = device_of(address);
         if (device < 0) return nullptr;
         const Contexts::Reading reading(contexts());
-        return contexts().at(points->block_context(device, address));
+        return contexts().at(interface->block_context(device, address));
     }
 #endif
 
@@ -390,73 +383,73 @@ struct StandIn final : CUDAAllocator {
             std::lock_guard<std::shared_mutex> guard(listeners().mutex);
             listeners().trackers.push_back(std::move(tracker));
         }
-        expect(points->track(1));
+        check(interface->relay_records(1));
     }
 
     /* Pools. */
 
     void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, StreamFilter filter) override {
-        expect_valid(device);
-        const auto* table = table_of(device);
+        check_device(device);
+        const auto* table = entry_points_of(device);
         auto kept = std::make_unique<StreamFilter>(std::move(filter));
         if (!table->begin_allocate_to_pool(
                 table->context, pool.first, pool.second, filter_accepts, filter_drop, kept.get())) {
-            fail_of(device);
+            throw_failure_of(device);
         }
         kept.release();
     }
 
     void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
-        expect_valid(device);
-        const auto* table = table_of(device);
-        if (!table->end_allocate_to_pool(table->context, pool.first, pool.second)) fail_of(device);
+        check_device(device);
+        const auto* table = entry_points_of(device);
+        if (!table->end_allocate_to_pool(table->context, pool.first, pool.second)) throw_failure_of(device);
     }
 
     void releasePool(DeviceIndex device, MempoolId_t pool) override {
-        expect_valid(device);
-        const auto* table = table_of(device);
-        if (!table->release_pool(table->context, pool.first, pool.second)) fail_of(device);
+        check_device(device);
+        const auto* table = entry_points_of(device);
+        if (!table->release_pool(table->context, pool.first, pool.second)) throw_failure_of(device);
     }
 
     int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
-        expect_valid(device);
-        table_of(device);
-        const int count = points->pool_use_count(device, pool.first, pool.second);
-        expect(count >= 0);
+        check_device(device);
+        entry_points_of(device);
+        const int count = interface->pool_use_count(device, pool.first, pool.second);
+        check(count >= 0);
         return count;
     }
 
     void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, SegmentSource source) override {
-        expect_valid(device);
-        table_of(device);
+        check_device(device);
+        entry_points_of(device);
         if (source == nullptr) {
-            expect(points->create_or_incref_pool(device, pool.first, pool.second, nullptr));
+            check(interface->create_or_incref_pool(device, pool.first, pool.second, nullptr));
             return;
         }
         auto kept = std::make_unique<SegmentSource>(std::move(source));
         const allotment_raw_allocator raw{kept.get(), source_allocate, source_free, source_drop};
-        expect(points->create_or_incref_pool(device, pool.first, pool.second, &raw));
+        check(interface->create_or_incref_pool(device, pool.first, pool.second, &raw));
         kept.release();
     }
 
     void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use_on_oom) override {
-        expect_valid(device);
-        table_of(device);
-        expect(points->set_use_on_oom(device, pool.first, pool.second, use_on_oom));
+        check_device(device);
+        entry_points_of(device);
+        check(interface->set_use_on_oom(device, pool.first, pool.second, use_on_oom));
     }
 
     void setNoSplit(DeviceIndex device, MempoolId_t pool) override {
-        expect_valid(device);
-        table_of(device);
-        expect(points->set_no_split(device, pool.first, pool.second));
+        check_device(device);
+        entry_points_of(device);
+        check(interface->set_no_split(device, pool.first, pool.second));
     }
 
     bool checkPoolLiveAllocations(
         DeviceIndex device, MempoolId_t pool, const std::unordered_set<void*>& expected) override {
-        expect_valid(device);
-        table_of(device);
+        check_device(device);
+        entry_points_of(device);
         std::unordered_set<void*> live;
-        expect(points->live_addresses(
+        check(interface->live_addresses(
             device, pool.first, pool.second,
             [](void* self, uint64_t address) {
                 static_cast<std::unordered_set<void*>*>(self)->insert(reinterpret_cast<void*>(address));
@@ -466,20 +459,20 @@ struct StandIn final : CUDAAllocator {
     }
 
     std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
-        expect_valid(device);
-        table_of(device);
-        void* state = points->checkpoint(device, pool.first, pool.second);
-        expect(state != nullptr);
+        check_device(device);
+        entry_points_of(device);
+        void* state = interface->checkpoint(device, pool.first, pool.second);
+        check(state != nullptr);
         return std::make_shared<PoolState>(state);
     }
 
     CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<AllocatorState> state) override {
-        expect_valid(device);
+        check_device(device);
         auto* ours = dynamic_cast<PoolState*>(state.get());
         TORCH_CHECK(ours != nullptr, "this state of a pool was not taken by the allocator in use");
         std::vector<void*> freed, created;
         std::pair<std::vector<void*>*, std::vector<void*>*> both{&freed, &created};
-        expect(points->restore(
+        check(interface->restore(
             device, ours->state,
             [](void* self, uint64_t address) {
                 static_cast<decltype(both)*>(self)->first->push_back(reinterpret_cast<void*>(address));
@@ -488,7 +481,7 @@ struct StandIn final : CUDAAllocator {
                 static_cast<decltype(both)*>(self)->second->push_back(reinterpret_cast<void*>(address));
             },
             &both));
-        tell_reserved(device);
+        report_reserved(device);
         CheckpointDelta delta;
         delta.ptrs_freed = std::move(freed);
         for (void* address : created) {
@@ -503,8 +496,8 @@ struct StandIn final : CUDAAllocator {
     ShareableHandle shareIpcHandle(void* address) override {
         ShareableHandle out{};
         uint64_t offset = 0;
-        expect(points->share(
-            expect_block(address), address, &offset,
+        check(interface->share(
+            check_block(address), address, &offset,
             [](void* self, const char* bytes, size_t length) {
                 static_cast<std::string*>(self)->assign(bytes, length);
             },
@@ -516,17 +509,17 @@ struct StandIn final : CUDAAllocator {
     std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
         const DeviceIndex device = current_device();
         std::lock_guard<std::mutex> guard(opened_mutex);
-        auto found = opened.find(handle);
-        if (found != opened.end()) {
-            if (auto still = found->second.lock()) return still;
+        auto known = opened.find(handle);
+        if (known != opened.end()) {
+            if (auto memory = known->second.lock()) return memory;
         }
-        table_of(device);
+        entry_points_of(device);
         uint64_t address = 0;
-        void* held = points->open_shared(device, handle.data(), handle.size(), &address);
-        expect(held != nullptr);
+        void* held = interface->open_shared(device, handle.data(), handle.size(), &address);
+        check(held != nullptr);
         std::shared_ptr<void> memory(reinterpret_cast<void*>(address), [this, held, handle](void*) {
-            std::lock_guard<std::mutex> forgetting(opened_mutex);
-            points->close_shared(held);
+            std::lock_guard<std::mutex> removal(opened_mutex);
+            interface->close_shared(held);
             auto known = opened.find(handle);
             if (known != opened.end() && known->second.expired()) opened.erase(known);
         });
@@ -538,32 +531,32 @@ struct StandIn final : CUDAAllocator {
     std::unordered_map<std::string, std::weak_ptr<void>> opened;
 
 #if TORCH_MARKS_CAPTURES
-    /* Whether a capture is under way the engine finds out itself, when it matters. */
+    /* Nothing to do: the engine asks the driver for captures when they matter. */
     void markCaptureBegin(DeviceIndex) override {}
     void markCaptureEnd(DeviceIndex) override {}
 #endif
 };
 
-StandIn& stand_in() {
-    static auto* one = new StandIn;
+TorchAllocator& torch_allocator() {
+    static auto* one = new TorchAllocator;
     return *one;
 }
 
-void delete_block(void* address) { stand_in().release(address); }
+void delete_block(void* address) { torch_allocator().release(address); }
 
-/* PyTorch's own parser first: what it refuses does not reach us. */
+/* Pass on new settings after PyTorch's own parser, so that those it refuses do not arrive. */
 void follow_settings() {
     auto& hook = c10::CachingAllocator::AcceleratorAllocatorConfig::getConfigParserHook();
     hook = [before = hook](const std::string& text) {
         if (before) before(text);
-        expect(points->configure(text.c_str()));
+        check(interface->configure(text.c_str()));
     };
 }
 
-/* Why the allocator in place cannot be replaced any more; empty: it can be. */
+/* The reason why the present allocator can no longer be replaced; empty if it can. */
 std::string too_late(CUDAAllocator* present, uint64_t pools_made) {
     if (!present->initialized()) return "";
-    if (present->name() != "native") return "another allocator, " + present->name() + ", is in place";
+    if (present->name() != "native") return "PyTorch uses the allocator " + present->name();
     const int count = c10::cuda::device_count();
     for (int device = 0; device < count; ++device) {
         const auto stats = present->getDeviceStats(static_cast<DeviceIndex>(device));
@@ -577,48 +570,48 @@ std::string too_late(CUDAAllocator* present, uint64_t pools_made) {
             } catch (const c10::Error&) {
                 continue;
             }
-            return "a MemPool of PyTorch's own allocator is there";
+            return "a MemPool of PyTorch's own allocator exists";
         }
     }
     if (count > 0 && present->isHistoryEnabled()) return "PyTorch's own allocator is recording its history";
     return "";
 }
 
-char told[512];
+char refusal[512];
 
 }
 }
 
 extern "C" {
 
-/* PyTorch's version and ours that this was compiled for, and whether a table of points is of the same form. */
-__attribute__((visibility("default"))) int allotment_stand_in_fits(const allotment_points* given) {
-    return given->version == ALLOTMENT_POINTS_VERSION && given->size == sizeof(allotment_points);
+/* Whether this library was compiled for a framework interface of this form. */
+__attribute__((visibility("default"))) int allotment_torch_allocator_fits(const allotment_interface* table) {
+    return table->version == ALLOTMENT_INTERFACE_VERSION && table->size == sizeof(allotment_interface);
 }
 
-/* Put the stand-in in the place of PyTorch's own allocator; NULL, or why that is not possible. */
-__attribute__((visibility("default"))) const char* allotment_stand_in_install(
-    const allotment_points* given, uint64_t pools_made) {
+/* Replace PyTorch's own allocator. Returns NULL, or the reason why that is not possible. */
+__attribute__((visibility("default"))) const char* allotment_torch_allocator_install(
+    const allotment_interface* table, uint64_t pools_made) {
     using namespace allotment;
     std::string reason;
     try {
         auto* present = c10::cuda::CUDACachingAllocator::allocator.load();
-        if (present == &stand_in()) return nullptr;
+        if (present == &torch_allocator()) return nullptr;
         reason = too_late(present, pools_made);
         if (reason.empty()) {
-            points = given;
-            contexts().serve(given);
-            given->serve(&framework);
+            use_interface(table);
+            contexts().use(table);
+            table->set_upcalls(&upcalls);
             if (present->initialized()) {
-                stand_in().init(c10::cuda::device_count());
-                for (int device = 0; device < stand_in().device_count; ++device) {
+                torch_allocator().init(c10::cuda::device_count());
+                for (int device = 0; device < torch_allocator().device_count; ++device) {
                     const double fraction = present->getMemoryFraction(static_cast<DeviceIndex>(device));
-                    if (fraction < 1.0) points->set_memory_fraction(device, fraction);
+                    if (fraction < 1.0) interface->set_memory_fraction(device, fraction);
                 }
             }
             follow_settings();
-            c10::SetAllocator(c10::DeviceType::CUDA, &stand_in(), 10);
-            c10::cuda::CUDACachingAllocator::allocator.store(&stand_in());
+            c10::SetAllocator(c10::DeviceType::CUDA, &torch_allocator(), 10);
+            c10::cuda::CUDACachingAllocator::allocator.store(&torch_allocator());
             return nullptr;
         }
     } catch (const c10::Error& error) {
@@ -626,10 +619,10 @@ __attribute__((visibility("default"))) const char* allotment_stand_in_install(
     } catch (const std::exception& error) {
         reason = error.what();
     }
-    std::strncpy(told, reason.c_str(), sizeof(told) - 1);
-    return told;
+    std::strncpy(refusal, reason.c_str(), sizeof(refusal) - 1);
+    return refusal;
 }
 
-/* How many contexts are kept, for tests. */
-__attribute__((visibility("default"))) size_t allotment_stand_in_contexts() { return allotment::contexts().count(); }
+/* The number of contexts that are kept, for tests. */
+__attribute__((visibility("default"))) size_t allotment_torch_allocator_contexts() { return allotment::contexts().count(); }
 }

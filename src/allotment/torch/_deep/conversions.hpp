@@ -1,9 +1,11 @@
-/* What the points tell, in PyTorch's types. */
+/* The types of the framework interface, converted to PyTorch's. */
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
-#include "points.hpp"
+#include <cstring>
+
+#include "interface.hpp"
 #include "versions.hpp"
 
 namespace allotment {
@@ -16,7 +18,7 @@ using c10::MempoolId_t;
 using c10::CachingDeviceAllocator::AnnotationEntry;
 
 static_assert(TraceEntry::ALLOC == 0 && TraceEntry::FREE_COMPLETED == 2 && TraceEntry::SEGMENT_UNMAP == 6 &&
-              TraceEntry::SNAPSHOT == 7 && TraceEntry::OOM == 8, "actions are in the order of the points");
+              TraceEntry::SNAPSHOT == 7 && TraceEntry::OOM == 8, "actions have the numbers of the framework interface");
 
 TraceEntry entry_of(const allotment_record* record) {
     TraceEntry entry(
@@ -38,32 +40,69 @@ c10::CachingAllocator::Stat stat_of(const allotment_stat& stat) {
     return out;
 }
 
-c10::CachingAllocator::StatArray stats_of(const allotment_stat (&stats)[3]) {
-    return {stat_of(stats[0]), stat_of(stats[1]), stat_of(stats[2])};
+c10::CachingAllocator::StatArray stats_of(const allotment_stat* three) {
+    return {stat_of(three[0]), stat_of(three[1]), stat_of(three[2])};
 }
 
-void put_stats(DeviceStats& out, const allotment_stats& stats) {
-    out.allocation = stats_of(stats.allocation);
-    out.segment = stats_of(stats.segment);
-    out.active = stats_of(stats.active);
-    out.inactive_split = stats_of(stats.inactive_split);
-    out.allocated_bytes = stats_of(stats.allocated_bytes);
-    out.reserved_bytes = stats_of(stats.reserved_bytes);
-    out.active_bytes = stats_of(stats.active_bytes);
-    out.inactive_split_bytes = stats_of(stats.inactive_split_bytes);
-    out.requested_bytes = stats_of(stats.requested_bytes);
-    out.num_alloc_retries = stats.num_alloc_retries;
-    out.num_ooms = stats.num_ooms;
-    out.oversize_allocations = stat_of(stats.oversize_allocations);
-    out.oversize_segments = stat_of(stats.oversize_segments);
-    out.num_sync_all_streams = stats.num_sync_all_streams;
-    out.num_device_alloc = stats.num_device_alloc;
-    out.num_device_free = stats.num_device_free;
-    out.max_split_size = stats.max_split_size;
+/* Puts statistics into PyTorch's struct, by name. A name that this release's struct lacks is left out. */
+class StatisticsBuilder {
+ public:
+    explicit StatisticsBuilder(DeviceStats& out) : out_(out) {}
+
+    allotment_statistics_visitor visitor() { return {this, number, stat, stats, pool}; }
+
+ private:
+    template <typename Value>
+    struct Field {
+        const char* name;
+        Value DeviceStats::*member;
+    };
+
+    template <typename Value, size_t count>
+    static void put(void* self, const Field<Value> (&fields)[count], const char* name, Value value) {
+        for (const auto& field : fields) {
+            if (std::strcmp(field.name, name) == 0) static_cast<StatisticsBuilder*>(self)->out_.*field.member = value;
+        }
+    }
+
+#define ALLOTMENT_FIELD(name) {#name, &DeviceStats::name}
+
+    static void number(void* self, const char* name, int64_t value) {
+        static constexpr Field<int64_t> fields[] = {
+            ALLOTMENT_FIELD(num_alloc_retries), ALLOTMENT_FIELD(num_ooms), ALLOTMENT_FIELD(num_sync_all_streams),
+            ALLOTMENT_FIELD(num_device_alloc), ALLOTMENT_FIELD(num_device_free), ALLOTMENT_FIELD(max_split_size),
 #if TORCH_HAS_REJECTIONS
-    out.num_oom_rejections = stats.num_oom_rejections;
+            ALLOTMENT_FIELD(num_oom_rejections),
 #endif
-}
+        };
+        put(self, fields, name, value);
+    }
+
+    static void stat(void* self, const char* name, const allotment_stat* value) {
+        static constexpr Field<c10::CachingAllocator::Stat> fields[] = {
+            ALLOTMENT_FIELD(oversize_allocations), ALLOTMENT_FIELD(oversize_segments)};
+        put(self, fields, name, stat_of(*value));
+    }
+
+    static void stats(void* self, const char* name, const allotment_stat* three) {
+        static constexpr Field<c10::CachingAllocator::StatArray> fields[] = {
+            ALLOTMENT_FIELD(allocation), ALLOTMENT_FIELD(segment), ALLOTMENT_FIELD(active),
+            ALLOTMENT_FIELD(inactive_split), ALLOTMENT_FIELD(allocated_bytes), ALLOTMENT_FIELD(reserved_bytes),
+            ALLOTMENT_FIELD(active_bytes), ALLOTMENT_FIELD(inactive_split_bytes), ALLOTMENT_FIELD(requested_bytes)};
+        put(self, fields, name, stats_of(three));
+    }
+
+#undef ALLOTMENT_FIELD
+
+    static void pool(void* self, uint64_t first, uint64_t second, const allotment_stat* reserved) {
+#if TORCH_COUNTS_POOLS
+        static_cast<StatisticsBuilder*>(self)->out_.reserved_bytes_by_private_pools[MempoolId_t{first, second}] =
+            stats_of(reserved);
+#endif
+    }
+
+    DeviceStats& out_;
+};
 
 struct SnapshotBuilder {
     SnapshotInfo& info;
@@ -89,7 +128,7 @@ struct SnapshotBuilder {
         out.is_expandable = segment->is_expandable;
         out.owner_private_pool_id = {segment->pool_first, segment->pool_second};
         out.context_when_allocated = contexts().at(segment->context);
-        out.registration_counter = static_cast<int32_t>(segment->number);   /* ranks register them in this order */
+        out.registration_counter = static_cast<int32_t>(segment->number);   /* ranks register segments in this order */
     }
     static void block(void* self, const allotment_block* block) {
         auto& out = from(self).info.segments.back().blocks.emplace_back();
@@ -112,7 +151,7 @@ struct SnapshotBuilder {
     allotment_snapshot_visitor visitor() { return {this, record, segment, block, annotation, pair, settings}; }
 };
 
-/* The settings that PyTorch reads for its own allocator and for pinned memory; ours come from the same text. */
+/* PyTorch's own settings, which are parsed from the same text as ours. */
 AllocatorConfigInfo settings_now() {
     using Common = c10::CachingAllocator::AcceleratorAllocatorConfig;
     using Cuda = CUDAAllocatorConfig;
