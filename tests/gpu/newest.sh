@@ -2,13 +2,14 @@
 # newest.sh PARTS KIT OUT [SECONDS]: deep mode under another release of PyTorch than the one installed, on a GPU.
 #
 # PARTS holds that release, packed; KIT holds `unpack.sh`, which lays it out, and `pytorch/`, PyTorch's own tests of its
-# allocator with their runner. Results go to OUT, and every stage prints as it goes. A stage that would not end within
-# SECONDS (540) of the start is left out, and a line says so. RELEASE_STAGES names the stages to run. `trees` compiles
-# much, so it is only run if it is named; it needs Triton, in PARTS as triton.part.0 and so on.
+# allocator with their runner. Deep mode is compiled, unless `src/allotment/torch/_deep/compiled` has the library.
+# Results go to OUT, and every stage prints as it goes. A stage that would not end within SECONDS (540) of the start is
+# left out, and a line says so. RELEASE_STAGES names the stages to run. `trees` compiles much, so it is only run if it is
+# named; it needs Triton, in PARTS as triton.part.0 and so on.
 set -uo pipefail
 mkdir -p "$3"
 parts=$(realpath "$1") kit=$(realpath "$2") out=$(realpath "$3") limit=${4:-540}
-stages=${RELEASE_STAGES:-tests programs speed training expandable}
+stages=${RELEASE_STAGES:-first tests programs speed training expandable}
 here=$(cd "$(dirname "$0")/../.." && pwd)
 target=${RELEASE_TARGET:-/tmp/allotment-release}
 only='memory|alloc|mempool|MemPool|pool|graph|snapshot|oom|expandable|pinned|caching|history|trace|checkpoint|Block|cudart|stream|event|garbage|record'
@@ -30,13 +31,28 @@ python=$target/python
 export PYTHONPATH=$here/src${PYTHONPATH:+:$PYTHONPATH}
 cd "$here" || exit 1
 "$python" -c 'import allotment.torch as a; a.install("deep"); import torch; print(torch.__version__, a.installed_mode(), torch.ones(3, device="cuda").sum().item())' || exit 1
-say "deep mode is compiled"
+say "deep mode works"
+
+if wanted first 40; then  # what a user without a compiler gets, if the package has the library for this release
+  for mode in deep auto; do
+    CXX=/nowhere XDG_CACHE_HOME=$(mktemp -d) "$python" - $mode <<'P'
+import sys, time
+import torch
+torch.cuda.init()  # starting the driver is not our time
+began = time.perf_counter()
+import allotment.torch
+allotment.torch.install(sys.argv[1])
+torch.empty(1000, device="cuda")
+print(f"{sys.argv[1]}: {allotment.torch.installed_mode()}, {time.perf_counter() - began:.2f} s to the first tensor, no compiler")
+P
+  done
+fi
 
 own_tests() {  # NAME BUDGET EXTRA...: PyTorch's own tests natively and in deep mode, at the same time
   local name=$1 budget=$2 mode; shift 2
   for mode in native deep; do
     mkdir -p "/tmp/allotment-tests-$mode-$name/home/.cache"  # with the library that is compiled already
-    cp -a "${XDG_CACHE_HOME:-$HOME/.cache}/allotment" "/tmp/allotment-tests-$mode-$name/home/.cache/"
+    cp -a "${XDG_CACHE_HOME:-$HOME/.cache}/allotment" "/tmp/allotment-tests-$mode-$name/home/.cache/" 2>/dev/null || true
     (cd "$kit/pytorch" && PYTHONPATH='' python3 run.py $mode --python "$python" \
       --allotment "$here/src" --jobs 7 --budget "$budget" --collect-again --out "$out" --work "/tmp/allotment-tests-$mode-$name" "$@" \
       2>&1 | sed -u "s/^/$mode: /") &

@@ -10,6 +10,7 @@ because they do not involve the allocator, are PyTorch's own.
 from __future__ import annotations
 
 import collections
+import json
 import pickle
 import sys
 import warnings
@@ -350,9 +351,12 @@ def _allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
     return replacements.allocation_traceback(data_ptr)
 
 
-def _set_memory_metadata(metadata: str) -> None:
-    """Attach this text to everything the calling thread records from now on; "" attaches nothing."""
-    set_user_metadata(metadata)
+def _set_memory_metadata(metadata: str | dict[str, Any]) -> None:
+    """Attach this text to everything the calling thread records from now on; "" attaches nothing.
+
+    A dict becomes JSON text, as in PyTorch 2.15.
+    """
+    set_user_metadata(json.dumps(metadata, separators=(",", ":")) if isinstance(metadata, dict) else metadata)
 
 
 def _get_memory_metadata() -> str:

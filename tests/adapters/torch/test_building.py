@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,31 @@ def test_a_home_that_cannot_be_written_leads_to_temporary_files(building, machin
     assert found.parent == tmp_path / "tmp" / f"allotment-{os.geteuid()}"
     assert kept_by(building, facts) == found
     assert machine.runs() == 1
+
+
+def test_a_home_on_a_full_disk_leads_to_temporary_files(building, machine, facts, tmp_path):
+    full = 'case $(pwd -P) in *cache/allotment) echo "ld: No space left on device" >&2; exit 1;; esac'
+    machine.compiler(before=full)
+    assert kept_by(building, facts).parent == tmp_path / "tmp" / f"allotment-{os.geteuid()}"
+    assert machine.kept() == []
+
+
+def test_where_every_disk_is_full_the_folders_are_named(building, machine, facts):
+    machine.compiler(before='echo "ld: No space left on device" >&2; exit 1')
+    with pytest.raises(building.CannotBuild, match=r"no folder can be written .*cache/allotment .*is full; .*is full"):
+        building.library(facts, print)
+
+
+def test_the_library_in_the_package_is_for_one_build_of_pytorch(building, machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(building, "PACKAGED", tmp_path)
+    pytorch = building.TorchFacts("2.15.0+cu132", "13.2", machine.torch, git_version="abc")
+    assert building.packaged_library(pytorch) is None
+    (tmp_path / building.packaged_name(pytorch)).write_text("compiled")
+    assert building.packaged_library(pytorch).path.parent == tmp_path
+    elsewhere = replace(pytorch, folder=tmp_path)
+    assert building.packaged_name(elsewhere) == building.packaged_name(pytorch)
+    for other in ({"git_version": "def"}, {"cuda": "12.9"}, {"new_strings": False}, {"version": "2.15.1+cu132"}):
+        assert building.packaged_library(replace(pytorch, **other)) is None
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(building, machine, facts, monkeypatch, tmp_path):

@@ -96,11 +96,58 @@ def test_an_unknown_release_that_tells_something_else_is_served_by_hooks_unless_
     assert install('"deep"').startswith("2.99.0+made.up deep")
 
 
+REDIRECTED = """
+import sys
+sys.stderr = sys.stdout
+"""
+PACKAGED = """
+import sys
+from pathlib import Path
+from allotment.torch._deep import building, deep
+building.PACKAGED = Path({folder!r})
+{prepare}
+from allotment.torch import install, installed_mode
+install({mode})
+print(installed_mode())
+"""
+PREPARE = """
+kept = building.library(deep.torch_here())
+(building.PACKAGED / building.packaged_name(deep.torch_here())).write_bytes({content})
+"""
+
+
+@pytest.fixture
+def packaged(run, tmp_path):
+    """What a program prints whose package has a library with a content, on a machine without a compiler."""
+
+    def packaged(content, mode):
+        (tmp_path / "packaged").mkdir()
+        for prepare, settings in ((PREPARE.format(content=content), {}), ("", {"CXX": "/nowhere"})):
+            program = PACKAGED.format(folder=str(tmp_path / "packaged"), prepare=prepare, mode=mode)
+            cache = tmp_path / f"cache{len(settings)}"
+            told = run("-c", REDIRECTED + program, XDG_CACHE_HOME=str(cache), **settings)
+        return told
+
+    return packaged
+
+
+def test_without_a_compiler_the_library_in_the_package_is_used(packaged):
+    assert packaged("kept.path.read_bytes()", "'deep'").splitlines()[-1] == "deep"
+
+
+def test_a_library_in_the_package_that_cannot_be_loaded_leads_to_hooks_and_one_line_without_a_compiler(packaged):
+    told = packaged("b'for another machine'", "'auto'")
+    assert told.splitlines()[-1] == "hooks"
+    assert [line for line in told.splitlines() if line.startswith("allotment:")] == [
+        "allotment: hooks mode for PyTorch, not deep: CXX names '/nowhere', which is not a C++ compiler on this machine"
+    ]
+
+
 CALLS = """
 import sys
-if sys.argv[1] == "hooks":
+if sys.argv[1] != "native":
     import allotment.torch
-    allotment.torch.install("hooks", patch=True)
+    allotment.torch.install(sys.argv[1], patch=True if sys.argv[1] == "hooks" else None)
 import torch
 
 memory = torch.cuda.memory
@@ -119,11 +166,13 @@ with torch.cuda.graph(graph):
         inside = torch.empty(1000, device="cuda")
     outside.zero_()
 print(pool.use_count(), sorted(torch.accelerator.memory_stats()))
+print(pool.id in graph.pools() if hasattr(graph, "pools") else "no graph has pools")
 del outside, inside
 graph.reset()
 print(pool.use_count())
 """
 
 
-def test_hooks_answer_what_pytorchs_own_allocator_answers(run):
-    assert run("-c", CALLS, "hooks") == run("-c", CALLS, "native")
+@pytest.mark.parametrize("mode", ["hooks", "deep"])
+def test_each_mode_answers_what_pytorchs_own_allocator_answers(run, mode):
+    assert run("-c", CALLS, mode) == run("-c", CALLS, "native")

@@ -1,4 +1,6 @@
-"""Compiles the torch allocator once for the installed PyTorch and Allotment, and keeps it.
+"""Finds the compiled torch allocator for the installed PyTorch; compiles it once if the package has none, and keeps it.
+
+Wheels of Allotment contain it for PyTorch's own wheels of some releases (`tools/torch_releases/libraries.py`).
 
 The library is in the user's cache folder, or, if that cannot be written, in a folder of the user below the one for
 temporary files. Its name states the versions it is for and a hash of its sources. A process that compiles holds a lock
@@ -13,6 +15,7 @@ library's file is opened once too, checked, and loaded from its descriptor. No l
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -36,6 +39,7 @@ SOURCES = (
     "versions.hpp", "framework_interface.h",
 )  # fmt: skip
 OUR_CUDA_HEADERS = HERE / "cuda_headers"
+PACKAGED = HERE / "compiled"
 PROVEN: tuple[str, ...] = ("2.11",)
 """Releases with which PyTorch's own tests of its allocator have passed in deep mode on a GPU. Others are checked."""
 COMPILERS = ("c++", "g++", "clang++")
@@ -54,6 +58,8 @@ class TorchFacts:
     """The package's folder, with its headers and libraries."""
     new_strings: bool = True
     """Which of the two forms of std::string its libraries are compiled with."""
+    git_version: str | None = None
+    """The commit that it was built from: two builds of one version may differ."""
     hip: str | None = None
     """The version of ROCm that it is built for."""
 
@@ -203,8 +209,22 @@ def folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"allotment-{os.geteuid()}"
 
 
-def _fingerprint(torch: TorchFacts) -> str:
-    parts = [torch.version, str(torch.cuda), str(torch.folder), str(torch.new_strings), os.uname().machine]
+def packaged_library(torch: TorchFacts) -> Library | None:
+    """Open the library that came with the package for this build of PyTorch; None if it has none."""
+    try:
+        path = PACKAGED / packaged_name(torch)
+        return Library(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return None
+
+
+def packaged_name(torch: TorchFacts) -> str:
+    return f"torch_allocator-{torch.version}-{_fingerprint(torch, str(torch.git_version))}.so"
+
+
+def _fingerprint(torch: TorchFacts, origin: str | None = None) -> str:
+    """`origin` tells builds of one version apart: by default the folder where PyTorch is installed."""
+    parts = [torch.version, str(torch.cuda), origin or str(torch.folder), str(torch.new_strings), os.uname().machine]
     contents = [(HERE / source).read_bytes() for source in SOURCES]
     contents.append((PACKAGE / "include" / "allotment.h").read_bytes())
     return hashlib.sha256(b"\0".join([*(part.encode() for part in parts), *contents])).hexdigest()[:12]
@@ -258,6 +278,8 @@ def _compile(torch: TorchFacts, folder: Folder, name: str, say: Say) -> None:
         done = subprocess.run(command, cwd=where, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise CannotBuild(f"the C++ compiler {command[0]} cannot be run: {error}") from error
+    if any(os.strerror(number) in done.stderr for number in (errno.ENOSPC, errno.EDQUOT)):
+        raise OSError(f"the disk of {folder.path} or of temporary files is full")  # another folder may be on another
     if done.returncode != 0 or name not in os.listdir(folder.descriptor):
         raise CannotBuild(f"the library for deep mode does not compile with {command[0]}: {_complaint(done.stderr)}")
     say(f"compiled in {time.monotonic() - began:.0f} s, kept in {folder.path}")

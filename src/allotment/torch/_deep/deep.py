@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from allotment import _logs as logs
 from allotment.errors import RequestError
 from allotment.torch._deep.building import (
     CannotBuild,
+    Library,
     TorchFacts,
     is_proven,
     library,
+    packaged_library,
     refuse_unknown,
     say_on_standard_error,
 )
@@ -34,6 +38,7 @@ def torch_here() -> TorchFacts:
         cuda=getattr(getattr(torch, "version", None), "cuda", None),
         folder=Path(getattr(torch, "__file__", None) or "torch").parent,
         new_strings=bool(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)),
+        git_version=getattr(getattr(torch, "version", None), "git_version", None),
         hip=getattr(getattr(torch, "version", None), "hip", None),
     )
 
@@ -52,19 +57,45 @@ def load(*, insist: bool) -> Any:
         from allotment.torch._deep import interface
     except ImportError as error:
         raise CannotBuild(f"deep mode needs Linux and a complete build of Allotment ({error})") from error
-    built = library(here)
-    try:
-        opened = ctypes.CDLL(built.loadable)
-        opened.allotment_torch_allocator_install.restype = ctypes.c_char_p
-        opened.allotment_torch_allocator_install.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-        opened.allotment_torch_allocator_contexts.restype = ctypes.c_size_t
-    except (OSError, AttributeError) as error:
-        raise CannotBuild(f"the compiled library {built.path} cannot be loaded: {error}") from error
-    if not opened.allotment_torch_allocator_fits(ctypes.c_void_p(interface.address())):
-        raise CannotBuild(f"the compiled library {built.path} is for another version; remove it")
+    built, opened = _open_packaged(here, interface.address()) or _open_compiled(here, interface.address())
     if not insist and not is_proven(here):
         expect_equal(here, built, say_on_standard_error)
     _loaded = opened
+    return opened
+
+
+def _open_packaged(here: TorchFacts, table: int) -> tuple[Library, Any] | None:
+    """Return the library that came with the package; None if there is none that can be used here."""
+    packaged = packaged_library(here)
+    if packaged is None:
+        return None
+    try:
+        opened = _open(packaged)
+    except (OSError, AttributeError) as error:
+        logs.logger.info(f"the packaged library {packaged.path} cannot be loaded, another one is compiled: {error}")
+    else:
+        if opened.allotment_torch_allocator_fits(ctypes.c_void_p(table)):
+            return packaged, opened
+    os.close(packaged.descriptor)
+    return None
+
+
+def _open_compiled(here: TorchFacts, table: int) -> tuple[Library, Any]:
+    compiled = library(here)
+    try:
+        opened = _open(compiled)
+    except (OSError, AttributeError) as error:
+        raise CannotBuild(f"the compiled library {compiled.path} cannot be loaded: {error}; remove it") from error
+    if not opened.allotment_torch_allocator_fits(ctypes.c_void_p(table)):
+        raise CannotBuild(f"the compiled library {compiled.path} is for another version of Allotment; remove it")
+    return compiled, opened
+
+
+def _open(built: Library) -> Any:
+    opened = ctypes.CDLL(built.loadable)
+    opened.allotment_torch_allocator_install.restype = ctypes.c_char_p
+    opened.allotment_torch_allocator_install.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    opened.allotment_torch_allocator_contexts.restype = ctypes.c_size_t
     return opened
 
 

@@ -13,7 +13,16 @@ import subprocess
 import sys
 from typing import Any
 
-from allotment.torch._deep.building import CannotBuild, Folder, Library, Say, TorchFacts, one_process_at_a_time
+from allotment.torch._deep.building import (
+    PACKAGED,
+    CannotBuild,
+    Folder,
+    Library,
+    Say,
+    TorchFacts,
+    folders,
+    one_process_at_a_time,
+)
 from allotment.torch._deep.comparing import Places, difference, in_settled_order
 
 RUNNING = "ALLOTMENT_SELF_CHECK"
@@ -43,7 +52,7 @@ def expect_equal(torch: TorchFacts, built: Library, say: Say) -> None:
     stem = built.path.name.removesuffix(".so")
     insist = "install(mode='deep') uses it anyway"
     try:
-        with Folder(built.path.parent) as folder, one_process_at_a_time(folder, f"{stem}.lock", say):
+        with _folder_of_verdicts(built) as folder, one_process_at_a_time(folder, f"{stem}.lock", say):
             verdict = folder.text(f"{stem}.checked")
             if verdict is None:
                 say(f"deep mode has not been proven with PyTorch {torch.version}; comparing both allocators ...")
@@ -59,6 +68,19 @@ def expect_equal(torch: TorchFacts, built: Library, say: Say) -> None:
         raise CannotBuild(f"the verdict on deep mode cannot be stored: {error}; {insist}") from error
     if verdict != PASSED:
         raise CannotBuild(f"a check of deep mode with PyTorch {torch.version} failed: {verdict}; {insist}")
+
+
+def _folder_of_verdicts(built: Library) -> Folder:
+    """Open the folder beside a compiled library; the one for compiled libraries if it came with the package."""
+    if built.path.parent != PACKAGED:
+        return Folder(built.path.parent)
+    problems = []
+    for path in folders():
+        try:
+            return Folder(path, create=True)
+        except OSError as error:
+            problems.append(str(error))
+    raise OSError("; ".join(problems))
 
 
 def run() -> str:

@@ -1,6 +1,6 @@
 """Run the tests of the PyTorch adapter under other releases of PyTorch, without a GPU.
 
-    python tools/releases.py [RELEASE ...] [-- PYTEST ARGUMENT ...]
+    python tools/torch_releases/run_tests.py [RELEASE ...] [-- PYTEST ARGUMENT ...]
 
 Each release is installed in `build/releases`, with what it needs on a machine without a GPU: PyTorch's own wheel, its
 pure Python requirements, and CUDA's runtime. The tests bring a CUDA driver made of host memory. PyTorch links to
@@ -17,68 +17,37 @@ import subprocess
 import sys
 import tempfile
 import venv
-import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PLACE = ROOT / "build" / "releases"
-RELEASES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+from wheels import PLACE, RELEASES, ROOT, requirements, unpack, unpack_cuda_runtime, wheel_of
+
 TESTS = "tests/adapters/torch"
-LEFT_OUT = re.compile(r"torch/(bin/(?!torch_shm)|test/)")
+LEFT_OUT = r"torch/(bin/(?!torch_shm)|test/)"
 NEEDS_A_GPU = re.compile(r"nvidia-|cuda-|triton")
 OF_THE_SYSTEM = re.compile(r"(lib(c|m|dl|rt|gcc_s|stdc\+\+|pthread|cuda|gomp)|ld-linux[\w-]*)\.so")
 PREFIXES = {"libnvshmem_host": "nvshmem"}  # of a library's symbols, where its name does not tell
 
 
-def download(folder: Path, *names: str) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    subprocess.run([*command, "--dest", str(folder), *names], check=True)
-
-
-def unpack(wheel: Path, place: Path, wanted: re.Pattern[str] | None = None) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        archive.extractall(place, [n for n in names if (wanted.search(n) if wanted else not LEFT_OUT.match(n))])
-
-
 def install(release: str) -> Path:
     """Install a release unless it is there; return a Python that has it."""
     place = PLACE / release
-    python = place / "venv" / "bin" / "python"
-    done = place / "installed"
+    python, site, done = place / "venv" / "bin" / "python", place / "site", place / "installed"
     if done.exists():
         return python
     print(f"installing PyTorch {release} in {place} ...", flush=True)
-    wheels, site = PLACE / "wheels", place / "site"
-    if not list(wheels.glob(f"torch-{release}-cp{sys.version_info[0]}{sys.version_info[1]}-*.whl")):
-        download(wheels, f"torch=={release}")
-    unpack(next(wheels.glob(f"torch-{release}-cp{sys.version_info[0]}{sys.version_info[1]}-*.whl")), site)
+    unpack(wheel_of(release), site, without=LEFT_OUT)
     (site / "torch" / "bin" / "torch_shm_manager").chmod(0o755)
-    metadata = next(site.glob("torch-*.dist-info/METADATA")).read_text()
-    needed = re.findall(r"^Requires-Dist: ([^;\n]+)(?:; *(.*))?$", metadata, re.M)
-    plain = [name.strip() for name, when in needed if "extra" not in when and not NEEDS_A_GPU.match(name)]
-    install_into_site = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(site)]
-    subprocess.run([*install_into_site, *plain], check=True)
-    install_runtime(site, wheels, needed)
+    plain = [name for name in requirements(site) if not NEEDS_A_GPU.match(name)]
+    into_site = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(site)]
+    subprocess.run([*into_site, *plain], check=True)
+    unpack_cuda_runtime(site)
     write_empty_libraries(site)
     venv.create(place / "venv", symlinks=True, with_pip=False)
-    folder = next((place / "venv" / "lib").glob("python*/site-packages"))
-    (folder / "release.pth").write_text(f"{site}\n{next(p for p in sys.path if p.endswith('site-packages'))}\n")
+    packages = next((place / "venv" / "lib").glob("python*/site-packages"))
+    ours = next(path for path in sys.path if path.endswith("site-packages"))
+    (packages / "release.pth").write_text(f"{site}\n{ours}\n")
     done.touch()
     return python
-
-
-def install_runtime(site: Path, wheels: Path, needed: list[tuple[str, str]]) -> None:
-    """CUDA's runtime and its headers, of the version that the release was built with."""
-    exact = {name: version for need, _ in needed for name, version in re.findall(r"^([\w-]+)[^=]*==([\d.]+)", need)}
-    if "cuda-toolkit" in exact:
-        major, minor, _ = exact["cuda-toolkit"].split(".")
-        runtime = f"nvidia-cuda-runtime=={major}.{minor}.*"
-    else:
-        runtime = next(f"{name}=={version}" for name, version in exact.items() if "cuda-runtime" in name)
-    folder = wheels / runtime.replace("*", "x")
-    download(folder, runtime)
-    unpack(next(folder.glob("nvidia_cuda_runtime*.whl")), site, re.compile(r"^nvidia/"))
 
 
 def symbols(library: Path, kind: str) -> set[str]:
@@ -140,15 +109,12 @@ def write_empty_library(path: Path, wanted: set[str], versions: set[str]) -> Non
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", nargs="*", default=RELEASES)
-    own, _, rest = " ".join(sys.argv[1:]).partition("--")
-    options = parser.parse_args(own.split())
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options, tests = parser.parse_args(sys.argv[1:at]), sys.argv[at + 1 :] or [TESTS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     verdicts = {}
     for release in options.releases:
-        python = install(release)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        done = subprocess.run(
-            [str(python), "-m", "pytest", *(rest.split() or [TESTS])], cwd=ROOT, env=environment, check=False
-        )
+        done = subprocess.run([install(release), "-m", "pytest", *tests], cwd=ROOT, env=environment, check=False)
         verdicts[release] = "passed" if done.returncode == 0 else f"pytest ended with {done.returncode}"
     for release, verdict in verdicts.items():
         print(f"PyTorch {release}: {verdict}")
