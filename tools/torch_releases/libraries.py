@@ -3,8 +3,8 @@
     python tools/torch_releases/libraries.py [RELEASE ...]
 
 The libraries go to `src/allotment/torch/_deep/compiled`, under the names that `building.packaged_name` gives them, and
-libraries of other sources are removed from there. PyTorch is not installed: only the headers are unpacked, and empty
-libraries with PyTorch's names satisfy the linker. A library depends on PyTorch's C++ interface, not on Python's.
+replace those of older sources. PyTorch is not installed: only the headers are unpacked, and empty libraries with
+PyTorch's names satisfy the linker. A library depends on PyTorch's C++ interface, not on Python's.
 """
 
 from __future__ import annotations
@@ -79,9 +79,11 @@ def main() -> None:
     options = parser.parse_args()
     module = building()
     compiled = module.PACKAGED
-    made = [compile_for(release, module, compiled) for release in options.releases]
-    for other in set(compiled.glob("*.so")) - set(made):
-        other.unlink()
+    for release in options.releases:
+        made = compile_for(release, module, compiled)
+        for older in set(compiled.glob(f"torch_allocator-{release}+*")) - {made}:
+            older.unlink()
+    made = sorted(compiled.glob("*.so"))
     total = sum(path.stat().st_size for path in made)
     print(f"{len(made)} libraries, {total / 1024:.0f} KiB, in {compiled}")
     if total > MOST_BYTES:
