@@ -65,7 +65,7 @@ def test_a_closed_buffer_gave_its_block_back_once(allocator):
 def test_a_buffer_is_not_closed_under_those_who_see_it(allocator, see):
     buffer = allocator.empty(1000)
     view = see(buffer)
-    with pytest.raises(BufferError, match="cannot be closed: 1 arrays, DLPack capsules or slices see its memory"):
+    with pytest.raises(BufferError, match="cannot be closed: 1 arrays, DLPack capsules or slices use its memory"):
         buffer.close()
     with pytest.raises(BufferError):
         allocator.free(buffer)

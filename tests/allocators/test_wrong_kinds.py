@@ -21,7 +21,7 @@ WRONG = [5, None, OnlyFree(), cpu.CachingAllocator()]
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: type(wrong).__name__)
 def test_a_pool_is_memory_of_an_allocator(wrong):
-    with pytest.raises(TypeError, match=f"a Pool is memory of an Allocator, not of {type(wrong).__name__}"):
+    with pytest.raises(TypeError, match=f"a Pool needs an Allocator, not {type(wrong).__name__}"):
         allotment.Pool(wrong)
 
 

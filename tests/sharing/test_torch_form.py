@@ -158,6 +158,6 @@ def test_a_place_outside_and_a_handle_of_ones_own_are_refused():
 
 def test_plain_host_memory_has_no_such_form_and_64_bytes_are_the_oldest():
     allocator = host(settings="")
-    with pytest.raises(UnsupportedError, match="no form of PyTorch's"):
+    with pytest.raises(UnsupportedError, match="no form in PyTorch"):
         allocator.share_torch(allocator.empty(1))
     assert torch_form.read(bytes(64)).page == 0

@@ -416,7 +416,7 @@ def test_a_summary_can_be_pasted_as_text_and_as_a_picture(page: Browser) -> None
     text = page.run("return document.getElementById('summary-text').value")
     peak = explain(read_recording(RECORDED)).peak
     assert "8.490 GiB reserved at most" in text and f"Entry {peak.entry:,}: 4.261 GiB in use" in text
-    assert "- 3.711 GiB free, and could go back to the device" in text
+    assert "- 3.711 GiB free, and could be released to the device" in text
     assert "| in use | blocks | by " in text
     painted = page.run(
         """const picture = document.getElementById("summary-picture");

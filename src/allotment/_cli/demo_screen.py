@@ -96,7 +96,7 @@ def show_answer(console: Console, found: Recorded) -> None:
     best, tuned = found.tuned.best, found.tuned
     before, after = found.as_it_ran.peak_reserved_bytes, found.again.peak_reserved_bytes
     tried = f"{tuned.tried} settings tried in {tuned.seconds:.1f} s (allotment tune)"
-    _caption(console, f"No: {exact_size(after)} is enough. {tried}")
+    _caption(console, f"No: {exact_size(after)} will do. {tried}")
     _show_candidates(console, tuned)
     _draw(console, "in use", found.again.live, before, found.again.peak_allocated_bytes, "green")
     _draw(console, "reserved", found.again.reserved, before, after, "cyan")
@@ -145,7 +145,7 @@ def show_live(console: Console, outcome: Outcome, tuned: Tuned, device: str) -> 
     _draw(console, "reserved", outcome.reserved_bytes, top, stats["reserved_bytes.all.peak"], "red")
     best = tuned.best
     console.print(
-        f"By replay of its history, {exact_size(best.peak_reserved_bytes)} is enough, under"
+        f"By replay of its history, {exact_size(best.peak_reserved_bytes)} will do, under"
         f" {best.settings or 'a plain cache'}.",
         soft_wrap=True,
     )

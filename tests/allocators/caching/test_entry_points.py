@@ -79,7 +79,7 @@ def test_a_call_from_inside_says_so_whatever_failed_before(allocator, table):
 
 @pytest.mark.parametrize("what", [None, "host", allotment.PluggableAllocator(print, print)])
 def test_only_caching_allocators_have_a_table(what):
-    with pytest.raises(TypeError, match="entry points are of a caching Allocator or of a Tenant, not of"):
+    with pytest.raises(TypeError, match="only a caching Allocator or a Tenant has entry points, not"):
         entry_points_address(what)
 
 

@@ -224,7 +224,7 @@ def test_what_is_neither_tag_nor_pool_nor_tenant_is_refused_by_its_type():
             lambda: alloc.resume(buffer),
             lambda: alloc.sleep.resume_in_background(buffer),
         ):
-            with pytest.raises(TypeError, match=r"a tag's name, a Pool or a Tenant .* is meant, not Buffer"):
+            with pytest.raises(TypeError, match=r"a tag's name, a Pool or a Tenant .* is needed, not Buffer"):
                 call()
         buffer.close()
 

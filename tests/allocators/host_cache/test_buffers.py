@@ -126,7 +126,7 @@ def test_a_buffer_cannot_be_made_of_memory_that_is_not_in_use():
     address = cache.allocate(64)
     with pytest.raises(AddressError, match="not the start of memory in use"):
         Buffer(cache, address + 8, 8)
-    with pytest.raises(SizeError, match=r"65 bytes at .* are more than the 64 bytes"):
+    with pytest.raises(SizeError, match=r"65 bytes at .* exceed the 64 bytes"):
         Buffer(cache, address, 65)
     cache.free(address)
     with pytest.raises(AddressError, match="is free already"):

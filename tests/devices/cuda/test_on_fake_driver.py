@@ -219,7 +219,7 @@ def test_the_check_names_what_is_wrong(driver):
         ({"FAKE_CUDA_INIT": "100"}, "cannot be initialized: CUDA_ERROR_100"),
         ({"FAKE_CUDA_INIT": "3"}, "was CUDA in use before this process was forked?"),
         ({"FAKE_CUDA_VERSION": "11040"}, "too old: it supports CUDA 11.4, 12.0 is needed"),
-        ({"FAKE_CUDA_DEVICES": "0"}, "there is no CUDA device 0: the driver sees 0"),
+        ({"FAKE_CUDA_DEVICES": "0"}, "there is no CUDA device 0: the driver reports 0"),
     ],
 )
 def test_a_driver_that_cannot_be_used_is_one_clear_error(driver, settings, words):

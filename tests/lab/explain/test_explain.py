@@ -135,7 +135,7 @@ def test_freed_memory_that_waits_for_streams_is_not_counted_as_live(
     assert 32 * MIB <= found.bounds.packing_bytes < 80 * MIB
     file = tmp_path / "prefetching.pickle"
     file.write_bytes(recorded(allocator))
-    assert "less than was in use at once, 32.0 MiB" in " ".join(run(capsys, str(file))[1].split())
+    assert "less than the peak of memory in use, 32.0 MiB" in " ".join(run(capsys, str(file))[1].split())
 
 
 def barely_wasteful() -> allotment.Allocator:
@@ -239,7 +239,7 @@ def test_of_the_moments_near_the_peak_the_one_with_most_in_use_is_explained(
     file = tmp_path / "plateau.pickle"
     file.write_bytes(recorded(allocator))
     out = " ".join(run(capsys, str(file))[1].split())
-    assert "762.0 MiB reserved at the most" in out and f"at entry {found.peak.entry}: 760.0 MiB reserved" in out
+    assert "762.0 MiB reserved at most" in out and f"at entry {found.peak.entry}: 760.0 MiB reserved" in out
     assert found.peak.entry < 60 and json.loads(run(capsys, str(file), "--json")[1])["peak_reserved_bytes"] == 762 * MIB
 
 

@@ -43,7 +43,7 @@ def on_screen(capsys: pytest.CaptureFixture[str], tmp_path: Path, program: Progr
 
 def test_the_cause_is_the_first_thing_on_the_screen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = on_screen(capsys, tmp_path, two_models(), "explain")
-    assert out.startswith("What to change in the program 1. The same model is there twice")
+    assert out.startswith("What to change in the program 1. The same model exists twice")
 
 
 def test_a_leak_is_told_with_its_line_its_start_and_the_step_at_which_it_ran_out() -> None:
@@ -139,7 +139,7 @@ def test_where_nothing_fits_the_device_that_would_is_named(capsys: pytest.Captur
     assert float(fits[1]) > 2.9
     needed = found.failure.capacity - device.gain_bytes if found.failure is not None else 0
     assert 420 * MIB < needed < 500 * MIB
-    assert "The smallest device that would do has" in on_screen(capsys, tmp_path, program, "tune", "--budget", "5")
+    assert "The smallest sufficient device has" in on_screen(capsys, tmp_path, program, "tune", "--budget", "5")
 
 
 def test_how_to_record_stacks_is_said_where_there_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ WITHOUT_HISTORY: list[Any] = [
 @pytest.mark.parametrize("device", [None, 0, 1])
 @pytest.mark.parametrize("content", WITHOUT_HISTORY, ids=str)
 def test_a_snapshot_without_history_is_refused_in_one_way(content: Any, device: int | None) -> None:
-    with pytest.raises(FormatError, match=r"^the snapshot has no history, only what was there at its end; record one"):
+    with pytest.raises(FormatError, match=r"^the snapshot has no history, only the state at its end; record one"):
         read_recording(pickle.dumps(content), device)
 
 

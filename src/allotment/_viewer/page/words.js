@@ -17,19 +17,19 @@ const CAUSE_WORDS = {
   waiting: "waiting", unreleased: "could be released",
 };
 const CAUSE_NOTES = {
-  rounding: "blocks in use are larger than what was asked for",
+  rounding: "blocks in use are larger than requested",
   pieces: "free, beside blocks in use that keep it",
   other_streams: "free, for requests on other streams",
   private_pools: "free, in other pools",
-  waiting: "freed, and other streams may still work with it",
-  unreleased: "free, and could go back to the device",
+  waiting: "freed, and other streams may still use it",
+  unreleased: "free, and could be released to the device",
 };
 const STATE_WORDS = {
   live: "in use", waiting: "waiting for streams", free: "free", pinned: "free, pinned", unmapped: "no memory",
 };
 const STATE_NOTES = {
-  waiting: "freed, and other streams may still work with it", free: "could go back to the device",
-  pinned: "kept from going back to the device by a live block of its segment or page", unmapped: "addresses that have no memory now",
+  waiting: "freed, and other streams may still use it", free: "could be released to the device",
+  pinned: "a live block of its segment or page keeps it from being released", unmapped: "addresses without memory now",
 };
 
 function bytes(size) {
