@@ -1,8 +1,8 @@
 /* Which shared library called, and from which stack.
  *
- * A return address is looked up once; a table without locks remembers its library. The CUDA runtime, where it is a
- * library of its own, calls for others: then the first frame outside of it counts. Names are copied, so that a library
- * that is closed leaves nothing behind. */
+ * A return address is looked up once, and a lock-free table remembers its library. The CUDA runtime, if it is a
+ * separate library, calls on behalf of others: then the first frame outside of it counts. Names are copied, so that a
+ * closed library leaves nothing behind. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static Spin naming = ATOMIC_FLAG_INIT;
 
 static int has(const char* path, const char* part) { return strstr(path, part) != NULL; }
 
-/* Who shares blocks with other processes hands their addresses to the driver for that, which knows whole segments. */
+/* A caller that shares blocks with other processes passes their addresses to the driver, which knows only segments. */
 static int tenant_for(const char* path, const char* name) {
     if (has(path, "/allotment/_") || has(name, "nccl") || has(name, "nvshmem") || has(name, "libuc")) return -1;
     if (has(name, "xla_cuda") || has(path, "/jaxlib/") || has(path, "/jax_cuda") || has(path, "/jax_plugins/")) return TENANT_JAX;
@@ -95,7 +95,7 @@ void callers_forget(void) { for (int at = 0; at < CACHE; at++) atomic_store(&cac
 /* --- stacks --- */
 
 static struct { void* frames[FRAMES]; int length; uint64_t hash; } stacks[STACKS];
-static atomic_uint stacks_count = 1;        /* 0 is no stack */
+static atomic_uint stacks_count = 1;        /* 0 means no stack */
 static Spin stacking = ATOMIC_FLAG_INIT;
 
 typedef struct Walk { void* frames[FRAMES + 8]; int length, most; uintptr_t from; int is_past; } Walk;

@@ -1,4 +1,4 @@
-/* What this library knows of the CUDA driver: a few types, and every function that it stands in front of. */
+/* What this library knows of the CUDA driver: a few types, and every function that it replaces. */
 #ifndef ALLOTMENT_PRELOAD_DRIVER_H
 #define ALLOTMENT_PRELOAD_DRIVER_H
 
@@ -105,7 +105,7 @@ typedef struct { unsigned int sizes[7]; CUstream stream; } CUlaunch;            
     FUNCTION(cuCtxCreate_v4, cuCtxCreate, 12050, 0, \
              (CUcontext* context, void* parameters, unsigned int flags, CUdevice device))
 
-/* What this library calls itself, beside those. */
+/* Further functions, which only this library calls. */
 #define EVERY_HELPER \
     HELPER(cuDriverGetVersion, (int* version)) \
     HELPER(cuCtxGetCurrent, (CUcontext* context)) \
@@ -139,7 +139,7 @@ EVERY_FUNCTION EVERY_HELPER
 #undef FUNCTION
 #undef HELPER
 
-/* The driver's own function; NULL if this driver has none of that name. */
+/* Returns the driver's own function; NULL if the driver has none with that name. */
 void* real_function(int number);
 #define REAL(name) ((T_##name)real_function(F_##name))
 

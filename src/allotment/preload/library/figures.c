@@ -1,7 +1,8 @@
-/* What the driver says that this process has on a device, beside what was counted.
+/* What this process has on a device according to the driver, next to what was counted.
  *
- * The context is the difference that its creation made, by NVML, which needs no context itself. Modules are differences
- * around loads and around the first launch of each function, which is when the driver loads most of them. */
+ * The size of the context is the difference that its creation made. NVML reports it, and needs no context itself. The
+ * size of modules is the difference around loads, and around the first launch of each function, at which the driver
+ * loads most of them. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <time.h>
@@ -21,7 +22,7 @@ int current_device(void) {
 /* --- NVML --- */
 
 static struct {
-    atomic_int state;       /* 0 not tried, 1 being tried, 2 there, 3 not there */
+    atomic_int state;       /* 0 not tried, 1 being tried, 2 available, 3 missing */
     int (*by_bus)(const char*, void**);
     int (*memory)(void*, unsigned long long*);
 } nvml;
@@ -54,7 +55,7 @@ uint64_t used_before_context(int device) {
 
 static int ask(uint64_t* used) {
     size_t free_bytes = 0, total_bytes = 0;
-    int mode = CAPTURE_RELAXED;             /* a question of ours must not end a capture */
+    int mode = CAPTURE_RELAXED;             /* our query must not end a capture */
     T_cuThreadExchangeStreamCaptureMode exchange = REAL(cuThreadExchangeStreamCaptureMode);
     T_cuMemGetInfo_v2 real = REAL(cuMemGetInfo_v2);
     if (exchange) exchange(&mode);
@@ -137,7 +138,7 @@ void after_load(void) {
     atomic_store(&own->has_loaded, 1);
     clock_gettime(CLOCK_MONOTONIC, &time);
     uint64_t now = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-    if (now - atomic_load(&own->last_sample_ns) < SAMPLES_APART_NS) return;     /* the next one counts for this */
+    if (now - atomic_load(&own->last_sample_ns) < SAMPLES_APART_NS) return;     /* the next one includes this change */
     atomic_store(&own->last_sample_ns, now);
     sample(device);
 }

@@ -1,8 +1,8 @@
-/* The driver's functions, and ours in their place, whichever way a caller looks for them.
+/* Replaces the driver's functions by ours, whichever way a caller looks them up.
  *
- * Linked: our functions have the driver's names and are found first. dlsym, dlvsym: ours of that name ask the real one,
- * and what it finds in libcuda is replaced. cuGetProcAddress: ours asks the driver's, and replaces what it finds if its
- * form is known. What is not in the list of driver.h passes as it is. */
+ * Linked callers: our functions have the driver's names and are found first. dlsym, dlvsym: our functions of that name
+ * call the real one, and replace a result inside libcuda. cuGetProcAddress: ours calls the driver's, and replaces the
+ * result if its form is known. Functions that are not in the list of driver.h pass through unchanged. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -30,7 +30,7 @@ static const Known known[] = {
 #undef HELPER
 };
 
-/* A function of a loaded library by its table of symbols: dlsym itself cannot be asked for dlsym. */
+/* Finds a function of a loaded library in its symbol table, because dlsym cannot look up dlsym. */
 static void* symbol_in(const struct link_map* object, const char* name) {
     const ElfW(Sym)* symbols = NULL;
     const char* names = NULL;
@@ -66,7 +66,7 @@ void finding_start(void) {
     }
 }
 
-/* --- the ways that functions took --- */
+/* --- how functions were looked up --- */
 
 static struct { atomic_int ways; atomic_ullong calls; atomic_int libraries[WAYS]; } taken[FUNCTIONS];
 static atomic_uintptr_t driver_low, driver_high;
@@ -111,7 +111,7 @@ static int note_extent(struct dl_phdr_info* object, size_t size, void* function)
     return 1;
 }
 
-/* Where the driver's code lies: what it calls of its own passes, for it may hold locks. */
+/* The addresses of the driver's code. Its own calls pass through, because it may hold locks. */
 static void note_driver(void* function) {
     if (!atomic_load(&driver_high)) dl_iterate_phdr(note_extent, function);
 }
@@ -123,7 +123,7 @@ static int is_driver(const void* function) {
     return !strncmp(slash ? slash + 1 : info.dli_fname, "libcuda.so", 10);
 }
 
-/* First in the driver itself: a library between us and it may have functions of these names too. */
+/* Searches the driver first: a library between this one and the driver may have functions with these names too. */
 static void* find_in_driver(const char* name) {
     void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (!driver) return real_dlsym(RTLD_NEXT, name);
@@ -148,7 +148,7 @@ static int number_of(const char* name) {
     return -1;
 }
 
-/* Our function for one of the driver's, which is remembered. A second driver in one process keeps its own. */
+/* Returns our function for one of the driver's, and remembers the driver's. A second driver keeps its own functions. */
 static void* replace(int number, void* real) {
     void* expected = NULL;
     note_driver(real);
@@ -164,7 +164,7 @@ void* hook_for(const char* name, void* real) {
     return replace(number, real);
 }
 
-/* Our own function, found as one of the driver's: NULL unless there is a driver behind it. */
+/* Returns our function when a caller looks up the driver's; NULL without a driver behind it. */
 static int is_ours(const char* name, const void* found) {
     if (name[0] != 'c' || name[1] != 'u') return 0;
     int number = number_of(name);
@@ -182,12 +182,12 @@ static void* replacement(void* found, const char* name) {
 
 static int may_be_replaced(const char* name) { return name && name[0] == 'c' && name[1] == 'u' && number_of(name) >= 0; }
 
-/* The last line of each is a jump: what RTLD_NEXT means depends on the return address, which has to stay. */
+/* Each ends with a jump: the meaning of RTLD_NEXT depends on the return address, which must stay the same. */
 EXPORT __attribute__((noinline, optimize("O2"))) void* dlsym(void* handle, const char* name) {
     if (!real_dlsym) finding_start();
     if (handle != RTLD_NEXT && may_be_replaced(name) && !is_in_driver(__builtin_return_address(0))) {
         void* found = real_dlsym(handle, name);
-        if (is_ours(name, found) && !find_in_driver(name)) return real_dlsym(RTLD_NEXT, name);   /* and its dlerror */
+        if (is_ours(name, found) && !find_in_driver(name)) return real_dlsym(RTLD_NEXT, name);   /* sets its dlerror */
         void* ours = found ? replacement(found, name) : NULL;
         if (ours) note_way(number_of(name), WAY_DLSYM, __builtin_return_address(0));
         return ours ? ours : found;
@@ -215,7 +215,7 @@ EXPORT int dlclose(void* handle) {
 
 /* --- cuGetProcAddress --- */
 
-/* The form that a name has for a caller of this version: the driver chooses in the same way. */
+/* Returns the form of a name for a caller of this version, as the driver chooses it. */
 static int form_of(const char* name, int version, int per_thread) {
     int best = -1;
     for (int number = 0; number < FUNCTIONS; number++) {
@@ -231,7 +231,7 @@ static void replace_found(const char* name, void** found, int version, uint64_t 
     int number = form_of(name, version, (flags & PER_THREAD_FLAG) != 0);
     if (number < 0) return;
     void* exported = real_function(number);
-    if (exported != *found && (exported == NULL || version > NEWEST_KNOWN)) return;     /* perhaps another form */
+    if (exported != *found && (exported == NULL || version > NEWEST_KNOWN)) return;     /* the form may differ */
     note_way(number, WAY_PROC_ADDRESS, caller);
     *found = known[number].hook;
 }

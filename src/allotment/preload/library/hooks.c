@@ -1,16 +1,16 @@
-/* The functions that callers get. Each passes the driver's answer on as it is, and counts what came of it. */
+/* The functions that callers get. Each returns the driver's result unchanged, and counts its effect. */
 #include "parts.h"
 
-/* Without the driver's function nobody could have found ours. */
+/* Without the driver's function, no caller could have found ours. */
 #define PASS(name, ...) T_##name real = REAL(name); if (!real) return NOT_FOUND; \
                         if (passes(F_##name, __builtin_return_address(0))) return real(__VA_ARGS__)
 
-/* What the driver takes for a request: from a mebibyte on, whole pages. */
+/* The memory that the driver uses for a request: whole pages from 1 MiB on. */
 static uint64_t taken(uint64_t size) { return size < MIB ? size : (size + 2 * MIB - 1) / (2 * MIB) * (2 * MIB); }
 
 typedef struct Pending { Entry entry; int is_counted; } Pending;
 
-/* Before the driver is asked for memory. 0: beyond the limit. Without a context the driver decides. */
+/* Called before the driver is asked for memory. Returns 0 beyond the limit. Without a context the driver decides. */
 static int begin(Pending* pending, int device, uint64_t size, int kind, Caller caller) {
     *pending = (Pending){{.size = size, .stack = caller.stack, .library = (uint16_t)caller.library,
                           .kind = (uint8_t)kind, .device = (uint8_t)device}, device >= 0};
@@ -30,10 +30,10 @@ static CUresult finish(Pending* pending, CUresult result, uint64_t key) {
     return result;
 }
 
-/* The allocator frees and shares segments, in which served blocks lie, perhaps from the same address on. */
+/* The allocator frees and shares segments. A served block lies in one, perhaps at the same address. */
 static int is_ours(Caller caller) { return caller.library == LIBRARY_OURS; }
 
-/* A block that was freed twice may begin where a segment of the allocator does, which is not the caller's to free. */
+/* A block freed twice may have the address of a segment of the allocator, which the caller must not free. */
 static int is_the_allocators(CUdeviceptr address, Caller caller) {
     return options.depth == DEPTH_SERVE && !is_ours(caller) && ledger_library(address) == LIBRARY_OURS;
 }
@@ -81,7 +81,7 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned in
     return finish(&pending, result, result == SUCCESS ? *address : 0);
 }
 
-/* Its line is taken before: afterwards the address may be another's already. */
+/* Removes the entry before the free: afterwards the address may belong to another caller. */
 static int begin_free(CUdeviceptr address, Entry* entry) {
     if (!address || !ledger_take(address, entry)) return 0;
     atomic_fetch_add(&figures[entry->device].in_flight, 1);
@@ -112,7 +112,7 @@ static int is_captured(CUstream stream) {
     return real && real(stream, &status) == SUCCESS && status != 0;
 }
 
-/* Memory of a graph is the graph's: it is in what the driver reports, and in no line here. */
+/* A graph owns its memory: the driver's figures contain it, and the ledger does not. */
 #define ALLOCATE_ASYNC(kind, call) \
     if (is_captured(own)) return call; \
     if (!begin(&pending, device, (size + 511) / 512 * 512, kind, caller)) return OUT_OF_MEMORY; \
@@ -197,7 +197,7 @@ EXPORT CUresult cuMemCreate(CUhandle* handle, size_t size, const CUproperties* p
     Caller caller = CALLER;
     int device = properties && properties->location_type == LOCATION_DEVICE ? properties->location_id : -1;
     if (device >= DEVICES) device = -1;
-    if (device >= 0 && device != current_device() && options.limit) device = -1;    /* its figures cannot be asked */
+    if (device >= 0 && device != current_device() && options.limit) device = -1;    /* its figures cannot be queried */
     if (!begin(&pending, device, size, KIND_CHUNK, caller)) return OUT_OF_MEMORY;
     pending.entry.more = 1;
     WITH_ROOM(is_ours(caller), result, real(handle, size, properties, flags));
@@ -240,7 +240,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     return result;
 }
 
-/* --- answers --- */
+/* --- queries --- */
 
 EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
     PASS(cuMemGetInfo_v2, free_bytes, total_bytes);
@@ -259,7 +259,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdevic
     return SUCCESS;
 }
 
-/* The driver would share the segment that a served block lies in, from its start. */
+/* The driver would share the whole segment that contains a served block. */
 EXPORT CUresult cuIpcGetMemHandle(void* handle, CUdeviceptr address) {
     Entry entry;
     PASS(cuIpcGetMemHandle, handle, address);
@@ -270,7 +270,7 @@ EXPORT CUresult cuIpcGetMemHandle(void* handle, CUdeviceptr address) {
     return NOT_SUPPORTED;
 }
 
-/* --- what loads code --- */
+/* --- functions that load code --- */
 
 #define LOADS(name, parameters, ...) \
     EXPORT CUresult name parameters { \
@@ -294,7 +294,7 @@ LOADS(cuLibraryLoadFromFile, (void** library, const char* file, int* choices, vo
                               int* library_choices, void** library_values, unsigned int library_count_),
       library, file, choices, values, count, library_choices, library_values, library_count_)
 
-/* Work on the default stream of a thread is work that no other thread can ask about: see `serving`. */
+/* No other thread can query work on a thread's own default stream: see `serving`. */
 #define LAUNCHES(name, parameters, stream_used, ...) \
     EXPORT CUresult name parameters { \
         CUresult result; \

@@ -1,5 +1,5 @@
-/* Every allocation that lives, with its library. Tables lie on memory of their own; a spinlock guards them for the few
- * steps that a change takes, and nothing else is called meanwhile. */
+/* Every live allocation, with its library. The tables have their own memory. A spinlock guards them during the few
+ * steps of a change, and no other code is called under it. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 #include "parts.h"
 
 typedef struct Table { Entry* entries; size_t capacity, used; } Table;     /* open addressing; key 0 is free */
-enum { ADDRESSES, SERVED, HANDLES, MAPPINGS, TABLES };     /* a served block may begin where its segment does */
+enum { ADDRESSES, SERVED, HANDLES, MAPPINGS, TABLES };     /* a served block may have the address of its segment */
 enum { FIRST_CAPACITY = 4096 };
 
 static Table tables[TABLES];
@@ -59,7 +59,7 @@ static void erase(Table* table, Entry* entry) {
 
 static int is_served(const Entry* entry) { return entry->kind == KIND_SERVED || entry->kind == KIND_SERVED_ASYNC; }
 
-/* `held` is apart: it is charged before the driver is asked, and discharged when the driver has freed. */
+/* `held` is separate: it is charged before the driver is asked, and discharged when the driver has freed. */
 static void count_in(const Entry* entry) {
     Sum* sum = &sums[entry->device][entry->library];
     *(is_served(entry) ? &sum->served : &sum->driver) += entry->size;
@@ -77,7 +77,7 @@ static void count_out(const Entry* entry) {
     by_stack[entry->stack].bytes -= entry->size;
 }
 
-/* An entry whose end was not seen, or is known to have come with the context's. */
+/* Removes an entry whose free was not seen, or which ended with its context. */
 static void forget(const Entry* entry) {
     count_out(entry);
     if (!is_served(entry)) held[entry->device] -= entry->size;
@@ -222,7 +222,7 @@ void ledger_forget_device(int device) {
             Entry* entry = &tables[table].entries[at];
             if (!entry->key || entry->device != device) { at++; continue; }
             if (table != MAPPINGS) forget(entry);
-            erase(&tables[table], entry);       /* another may have taken the place */
+            erase(&tables[table], entry);       /* another entry may have taken the place */
         }
     ledger_unlock();
 }

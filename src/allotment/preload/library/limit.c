@@ -1,7 +1,7 @@
-/* The cap of a device for the whole process: context, modules and all that anybody asked of the driver.
+/* The cap of a device for the whole process: context, modules and everything requested from the driver.
  *
- * Part of it is kept free for what the driver takes unasked: kernels that are loaded at their first launch, their local
- * memory. A request beyond the cap first makes the driver's pool and the process's allocator give back what they keep. */
+ * Part of it stays free for what the driver allocates itself: kernels that it loads at their first launch, and their
+ * local memory. A request beyond the cap first makes the driver's pool and the process's allocator release caches. */
 #include "parts.h"
 
 enum { SAMPLE_EVERY = 32, HEADROOM_PART = 64 };

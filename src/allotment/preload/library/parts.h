@@ -1,11 +1,11 @@
 /* The parts of the library, and what each knows of the others.
  *
- *   finding    the driver's functions, and ours in their place: linked, dlsym, dlvsym, cuGetProcAddress
+ *   finding    replaces the driver's functions by ours: linked, dlsym, dlvsym, cuGetProcAddress
  *   callers    which shared library called, and from which stack
- *   ledger     every allocation that lives, with its library: tables on memory of their own under a spinlock
- *   figures    what the driver says that this process has: the context, modules, the rest
+ *   ledger     every live allocation, with its library: tables with their own memory under a spinlock
+ *   figures    what this process has according to the driver: the context, modules, the rest
  *   limit      the cap of a device
- *   serving    requests answered by the process's allocator, through its table of C functions
+ *   serving    serves requests from the process's allocator, through its table of C functions
  *   hooks      the functions that callers get
  *   reading    what Python asks
  *
@@ -32,7 +32,7 @@ enum { TENANT_JAX, TENANT_CUDNN, TENANT_OTHER, TENANTS };
 typedef struct Options { int depth, stacks, is_off; uint64_t limit, min_size; } Options;
 extern Options options;
 
-/* One line on standard error. A word that was said is not said again: `what` is one of these. */
+/* Prints a line on standard error, each kind only once: `what` is one of these kinds. */
 enum { SAID_LIMIT, SAID_FULL, SAID_OTHER_DRIVER, SAID_MISSING, SAID_SHARED, SAID_TWICE, SAID_DEPTH, SAYINGS };
 void say(int what, const char* form, ...) __attribute__((format(printf, 2, 3)));
 
@@ -48,11 +48,11 @@ enum { LIBRARY_UNKNOWN, LIBRARY_OURS };
 typedef struct Caller { int library; uint32_t stack; } Caller;
 #define CALLER caller_at(__builtin_return_address(0))
 Caller caller_at(void* address);
-int library_at(void* address);      /* that holds this code; the runtime counts as itself */
+int library_at(void* address);      /* that contains this code; the runtime counts as itself */
 int tenant_of(int library);         /* -1: its requests are never served */
 const char* library_name(int library);
 int library_count(void);
-void callers_forget(void);          /* addresses may belong to other libraries now */
+void callers_forget(void);          /* addresses may now belong to other libraries */
 int stack_frames(uint32_t stack, void** frames);
 
 /* --- ledger --- */
@@ -74,8 +74,8 @@ int ledger_find_served(uint64_t address, Entry* entry);             /* also in t
 int ledger_chunk(uint64_t handle, int references, int mappings, Entry* ended);  /* more or fewer; 1: that was the last */
 int ledger_take_mapping(uint64_t address, uint64_t* size, uint64_t* handle);
 void ledger_sum(int device, int library, Sum* sum);
-uint64_t ledger_held(int device);                                   /* bytes asked of the driver */
-uint64_t ledger_pooled(int device);                                 /* those among them from the driver's pools */
+uint64_t ledger_held(int device);                                   /* bytes requested from the driver */
+uint64_t ledger_pooled(int device);                                 /* the part from the driver's pools */
 int ledger_charge(int device, uint64_t size, uint64_t most);        /* 0: held + size would be more than `most` */
 void ledger_discharge(int device, uint64_t size);
 uint64_t ledger_stack_bytes(uint32_t stack, uint64_t* calls);
@@ -95,9 +95,9 @@ typedef struct Figures {
 extern Figures figures[DEVICES];
 
 int current_device(void);                           /* -1 without a context */
-uint64_t used_before_context(int device);           /* of the device, by everybody; UINT64_MAX if it cannot be known */
+uint64_t used_before_context(int device);           /* on the device, by all processes; UINT64_MAX if unknown */
 void context_made(int device, CUcontext context, int is_primary, uint64_t used_before);
-int sample(int device);                             /* ask the driver; 0 if it does not say. pre: it is current */
+int sample(int device);                             /* asks the driver; 0 if that fails. pre: device is current */
 void after_load(void);
 void note_launch(CUfunction function);
 uint64_t pool_reserved(int device);                 /* by the device's default pool */
@@ -124,8 +124,8 @@ void serving_end(void);             /* in a forked process */
 
 /* --- finding --- */
 
-enum { WAY_DLSYM, WAY_DLVSYM, WAY_PROC_ADDRESS, WAYS };         /* none of them: linked */
-void* hook_for(const char* name, void* real);                   /* NULL: none of ours */
+enum { WAY_DLSYM, WAY_DLVSYM, WAY_PROC_ADDRESS, WAYS };         /* a caller without a way is linked */
+void* hook_for(const char* name, void* real);                   /* NULL: not replaced */
 int passes(int number, void* caller);                           /* counts a call; 1: the driver's own, or we are off */
 void finding_start(void);
 

@@ -1,4 +1,4 @@
-/* What Python asks of the library. */
+/* The functions that Python calls. */
 #include <string.h>
 
 #include "parts.h"
@@ -10,7 +10,7 @@ typedef struct Overview {
     uint64_t context, modules, others, held, pool_kept, graphs, used, is_measured;
 } Overview;
 
-/* The figures of a device, with a fresh look at the driver if the device has a primary context; 0 if not. */
+/* Returns the figures of a device; queries the driver first if the device has a primary context. 0 if it has none. */
 EXPORT int allotment_preload_overview(int device, Overview* overview) {
     CUcontext popped, context;
     size_t free_bytes = 0, total_bytes = 0;
@@ -43,7 +43,7 @@ EXPORT void allotment_preload_library(int device, int library, char* name, Sum* 
     ledger_sum(device, library, sum);
 }
 
-/* A stack's frames; 0 if there is no such stack. */
+/* Copies a stack's frames; returns 0 if the stack does not exist. */
 EXPORT int allotment_preload_stack(uint32_t stack, void** frames, uint64_t* bytes, uint64_t* calls) {
     int length = stack_frames(stack, frames);
     if (length) *bytes = ledger_stack_bytes(stack, calls);

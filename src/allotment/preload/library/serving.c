@@ -1,8 +1,8 @@
-/* Requests answered by the process's allocator, through its table of C functions.
+/* Serves requests from the process's allocator, through its table of C functions.
  *
- * A block of cuMemAlloc belongs to no stream: whoever gets it may use it on any of them at once. So these blocks are
- * those of a stream of their own, on which nothing ever runs, and cuMemFree, which in the driver waits for all work,
- * tells the allocator which streams have work: the block is used again when that has passed. */
+ * A block of cuMemAlloc belongs to no stream: its user may use it on any stream at once. So these blocks belong to a
+ * separate stream, on which nothing ever runs. cuMemFree, which in the driver waits for all work, tells the allocator
+ * which streams have work; the block is reused when that work is done. */
 #include <string.h>
 
 #include "parts.h"
@@ -34,7 +34,7 @@ void serving_end(void) {
     atomic_flag_clear(&listing);
 }
 
-/* --- streams that there are --- */
+/* --- existing streams --- */
 
 void note_stream(CUstream stream, int is_new) {
     if (options.depth != DEPTH_SERVE) return;
@@ -60,19 +60,19 @@ static int has_work(CUstream stream) {
     return !is_capturing(stream) && REAL(cuStreamQuery)(stream) == NOT_READY;
 }
 
-/* The block comes after all work that was given to the device. */
+/* Orders the reuse of the block after all work submitted to the device. */
 static void order_after_all_work(const allotment_entry_points* table, const Entry* entry) {
     int mode = CAPTURE_RELAXED, count = 0;
     CUstream busy[BUSY];
     T_cuThreadExchangeStreamCaptureMode exchange = REAL(cuThreadExchangeStreamCaptureMode);
     void* block = (void*)(uintptr_t)entry->key;
-    if (atomic_load(&has_thread_streams) || too_many_streams) {     /* those of other threads cannot be named */
+    if (atomic_load(&has_thread_streams) || too_many_streams) {     /* other threads' streams cannot be named */
         REAL(cuCtxSynchronize)();
         return;
     }
     if (exchange) exchange(&mode);
     if (has_work(NULL)) table->record_stream(table->context, block, NULL);
-    spin_lock(&listing);            /* so that none of them is destroyed while it is asked */
+    spin_lock(&listing);            /* so that no stream is destroyed while it is queried */
     for (int at = 0; at < stream_count && count < BUSY; at++)
         if ((uint64_t)(uintptr_t)streams[at] != entry->more && has_work(streams[at])) busy[count++] = streams[at];
     spin_unlock(&listing);
@@ -96,7 +96,7 @@ static int is_ready(int device) {
     return worked;
 }
 
-/* The table to ask, if this request is one to be served. */
+/* Returns the table that serves this request; NULL if the driver serves it. */
 static const allotment_entry_points* table_for(size_t size, Caller caller, int* device) {
     CUcontext context = NULL;
     int tenant = tenant_of(caller.library);

@@ -1,4 +1,4 @@
-/* The start of the library, its words, and forks. It has no end: threads may run until the process is gone. */
+/* The start of the library, its messages, and forks. It never shuts down: threads may run until the process ends. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -41,13 +41,13 @@ static uint64_t number_in(const char* name, uint64_t otherwise) {
     if (!text || !*text) return otherwise;
     unsigned long long number = strtoull(text, &end, 10);
     if (*end || *text == '-') {
-        say(SAID_LIMIT, "%s=%.40s is no number of bytes and is ignored", name, text);
+        say(SAID_LIMIT, "%s=%.40s is not a number of bytes and is ignored", name, text);
         return otherwise;
     }
     return number;
 }
 
-/* A forked process has none of its parent's memory on the device, and may have been forked while we counted. */
+/* A fork waits until no thread changes the ledger. The child has none of its parent's device memory. */
 static void before_fork(void) { ledger_lock(); }
 static void in_parent(void) { ledger_unlock(); }
 static void in_child(void) {
@@ -63,7 +63,7 @@ __attribute__((constructor)) static void start(void) {
     void* first = dlsym(RTLD_DEFAULT, "allotment_preload_depth");
     if (first && first != (void*)allotment_preload_depth) {
         options.is_off = 1;
-        say(SAID_TWICE, "it is preloaded twice; the first one works");
+        say(SAID_TWICE, "the library is preloaded twice; the first copy is used");
         return;
     }
     if (!depth) { options.is_off = 1; return; }
