@@ -413,7 +413,7 @@ class TestCommand:
     def test_a_replay_leaves_nothing_to_the_garbage_collector(self, monkeypatch):
         scripts = []
 
-        def watched(recording: golden_file.Recording) -> golden_world.World:
+        def watched(recording: golden_file.GroundTruth) -> golden_world.World:
             world = golden_world.world_of(recording)
             scripts.append(weakref.ref(world.script))
             return world
@@ -445,7 +445,7 @@ class TestCommand:
                 checks.append(self._allocator)
                 return self._allocator.inspection
 
-        def watched(recording: golden_file.Recording) -> golden_world.World:
+        def watched(recording: golden_file.GroundTruth) -> golden_world.World:
             world = original(recording)
             world.allocator = Watched(world.allocator)
             return world

@@ -1,11 +1,11 @@
-from allotment.lab.conformance.file import ADDRESS_END, Entry
+from allotment.lab.conformance.file import ADDRESS_END, TraceEntry
 from allotment.lab.conformance.script import GoldenScript
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-def script_of(*trace: Entry) -> GoldenScript:
+def script_of(*trace: TraceEntry) -> GoldenScript:
     script = GoldenScript(trace, total_memory=GIB)
     script.begin_op({"op": "alloc", "size": 4 * MIB})
     return script
@@ -20,31 +20,31 @@ class Queues:
 
 
 def test_a_segment_is_where_the_next_entry_says():
-    script = script_of(Entry("segment_alloc", 20 * MIB, 2 * MIB, 0))
+    script = script_of(TraceEntry("segment_alloc", 20 * MIB, 2 * MIB, 0))
     assert script.segment(2 * MIB, 0) == 20 * MIB
 
 
 def test_a_device_refuses_where_the_next_entry_makes_room():
     for action in ("oom", "segment_free", "segment_unmap", "free_completed"):
-        script = script_of(Entry(action, 20 * MIB, 2 * MIB, 0))
+        script = script_of(TraceEntry(action, 20 * MIB, 2 * MIB, 0))
         assert script.segment(2 * MIB, 0) is None
         assert not script.create(2 * MIB)
 
 
 def test_more_than_the_device_has_is_refused():
-    script = script_of(Entry("segment_alloc", 20 * MIB, 2 * GIB, 0))
+    script = script_of(TraceEntry("segment_alloc", 20 * MIB, 2 * GIB, 0))
     assert script.segment(2 * GIB, 0) is None
 
 
 def test_an_address_in_use_is_replaced_by_one_that_clashes_with_nothing():
-    entry = Entry("segment_alloc", 20 * MIB, 2 * MIB, 0)
-    script = script_of(entry, Entry("segment_alloc", 21 * MIB, 2 * MIB, 0))
+    entry = TraceEntry("segment_alloc", 20 * MIB, 2 * MIB, 0)
+    script = script_of(entry, TraceEntry("segment_alloc", 21 * MIB, 2 * MIB, 0))
     script.observe(*entry[:4], pool=(0, 0))
     assert script.segment(2 * MIB, 0) >= ADDRESS_END
 
 
 def test_a_segment_that_was_not_recorded_is_made_up():
-    script = script_of(Entry("alloc", 512, 100, 0))
+    script = script_of(TraceEntry("alloc", 512, 100, 0))
     assert script.segment(2 * MIB, 0) >= ADDRESS_END
 
 
@@ -55,19 +55,19 @@ def test_without_a_trace_a_segment_is_where_the_op_got_its_memory():
 
 
 def test_a_range_begins_at_the_next_map_of_its_stream_outside_known_ranges():
-    first = Entry("segment_map", 20 * MIB, 20 * MIB, 7)
-    inside = Entry("segment_map", 40 * MIB, 20 * MIB, 7)
-    other_stream = Entry("segment_map", 2 * GIB, 20 * MIB, 8)
-    small_pages = Entry("segment_map", 3 * GIB, 2 * MIB, 7)
-    second = Entry("segment_map", 4 * GIB, 20 * MIB, 7)
+    first = TraceEntry("segment_map", 20 * MIB, 20 * MIB, 7)
+    inside = TraceEntry("segment_map", 40 * MIB, 20 * MIB, 7)
+    other_stream = TraceEntry("segment_map", 2 * GIB, 20 * MIB, 8)
+    small_pages = TraceEntry("segment_map", 3 * GIB, 2 * MIB, 7)
+    second = TraceEntry("segment_map", 4 * GIB, 20 * MIB, 7)
     script = script_of(first, inside, other_stream, small_pages, second)
     assert script.reserve(GIB, 7) == 20 * MIB
     assert script.reserve(GIB, 7) == 4 * GIB
 
 
 def test_a_range_whose_last_page_went_can_be_reserved_anew():
-    mapped = Entry("segment_map", 20 * MIB, 20 * MIB, 7)
-    unmapped = Entry("segment_unmap", 20 * MIB, 20 * MIB, 7)
+    mapped = TraceEntry("segment_map", 20 * MIB, 20 * MIB, 7)
+    unmapped = TraceEntry("segment_unmap", 20 * MIB, 20 * MIB, 7)
     script = script_of(mapped, unmapped, mapped)
     assert script.reserve(GIB, 7) == 20 * MIB
     script.observe(*mapped[:4], pool=(0, 0))
@@ -76,7 +76,7 @@ def test_a_range_whose_last_page_went_can_be_reserved_anew():
 
 
 def test_free_memory_is_that_of_the_next_refusal():
-    script = script_of(Entry("alloc", 512, 100, 0), Entry("oom", 12345, 100, 0))
+    script = script_of(TraceEntry("alloc", 512, 100, 0), TraceEntry("oom", 12345, 100, 0))
     assert script.free_memory() == 12345
 
 
@@ -87,7 +87,7 @@ def test_without_a_trace_free_memory_is_what_the_text_tells():
 
 
 def test_an_event_has_finished_if_its_block_completes_now():
-    script = script_of(Entry("free_completed", 512, 100, 0), Entry("alloc", 512, 100, 0))
+    script = script_of(TraceEntry("free_completed", 512, 100, 0), TraceEntry("alloc", 512, 100, 0))
     script.queues = Queues((1, 71, 512), (1, 72, 1024), (2, 73, 2048))
     assert script.event_finished(71)
     assert not script.event_finished(72)
@@ -95,14 +95,14 @@ def test_an_event_has_finished_if_its_block_completes_now():
 
 
 def test_an_event_has_finished_if_a_block_behind_it_in_its_queue_completes_now():
-    script = script_of(Entry("free_completed", 1024, 100, 0))
+    script = script_of(TraceEntry("free_completed", 1024, 100, 0))
     script.queues = Queues((1, 71, 512), (2, 73, 512), (1, 72, 1024))
     assert script.event_finished(71)
     assert not script.event_finished(73)
 
 
 def test_events_recorded_before_a_sync_have_finished():
-    script = script_of(Entry("alloc", 512, 100, 0))
+    script = script_of(TraceEntry("alloc", 512, 100, 0))
     script.queues = queues = Queues((1, 71, 512))
     script.synchronize()
     queues.pending.append((1, 72, 1024))
@@ -111,7 +111,7 @@ def test_events_recorded_before_a_sync_have_finished():
 
 
 def test_an_event_recorded_anew_after_a_sync_has_not_finished():
-    script = script_of(Entry("alloc", 512, 100, 0))
+    script = script_of(TraceEntry("alloc", 512, 100, 0))
     script.queues = queues = Queues((1, 71, 512))
     script.synchronize()
     queues.pending.clear()

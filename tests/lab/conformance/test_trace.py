@@ -1,23 +1,25 @@
 import pytest
 
-from allotment.lab.conformance.file import Entry
+from allotment.lab.conformance.file import TraceEntry
 from allotment.lab.conformance.trace import Tape, TraceMismatch
 
 DEFAULT, FIRST, SECOND = (0, 0), (0, 1), (0, 2)
 
 
-def completed(address: int) -> Entry:
-    return Entry("free_completed", address, 100, 0)
+def completed(address: int) -> TraceEntry:
+    return TraceEntry("free_completed", address, 100, 0)
 
 
-def released(address: int) -> Entry:
-    return Entry("segment_free", address, 2 << 20, 0)
+def released(address: int) -> TraceEntry:
+    return TraceEntry("segment_free", address, 2 << 20, 0)
 
 
-ALLOC = Entry("alloc", 512, 100, 0)
+ALLOC = TraceEntry("alloc", 512, 100, 0)
 
 
-def played(recorded: list[Entry], observed: list[tuple[Entry, tuple[int, int]]], any_order: bool = False) -> bool:
+def played(
+    recorded: list[TraceEntry], observed: list[tuple[TraceEntry, tuple[int, int]]], any_order: bool = False
+) -> bool:
     tape = Tape(recorded)
     for entry, pool in observed:
         tape.observe(entry, pool)
@@ -54,8 +56,8 @@ def test_releases_of_one_pool_keep_their_order():
 
 
 def test_with_any_order_only_the_entries_of_one_address_keep_theirs():
-    freed, allocated = completed(512), Entry("alloc", 512, 100, 0)
-    other = Entry("alloc", 4096, 100, 0)
+    freed, allocated = completed(512), TraceEntry("alloc", 512, 100, 0)
+    other = TraceEntry("alloc", 4096, 100, 0)
     assert not played([freed, allocated, other], [(other, FIRST), (freed, FIRST), (allocated, FIRST)], any_order=True)
     with pytest.raises(TraceMismatch):
         played([freed, allocated, other], [(allocated, FIRST), (freed, FIRST), (other, FIRST)], any_order=True)

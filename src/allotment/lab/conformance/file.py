@@ -1,6 +1,6 @@
 """Reads a recording of an allocator's decisions from disk, and checks its shape.
 
-A file is untrusted. The result of `read_recording` holds only values of the declared kinds, within bounds that the
+A file is untrusted. The result of `read_ground_truth` holds only values of the declared kinds, within bounds that the
 engine accepts; everything else is a FormatError that names the place.
 """
 
@@ -29,7 +29,7 @@ TOTAL_MEMORY_END = 1 << 50
 Op = dict[str, Any]
 
 
-class Entry(NamedTuple):
+class TraceEntry(NamedTuple):
     """One decision in the trace. For "oom" the address is the device's free memory."""
 
     action: str
@@ -50,7 +50,7 @@ class StatsPoint(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class GroundTruth:
     """The calls of one run, their results, and everything that the allocator did."""
 
     compat: str
@@ -60,7 +60,7 @@ class Recording:
     total_memory: int
     streams: list[int]
     ops: list[Op]
-    trace: list[Entry]
+    trace: list[TraceEntry]
     stats: list[StatsPoint]
     final_segments: list[dict[str, Any]]
     final_settings: dict[str, Any]
@@ -138,7 +138,7 @@ _OOM_ENTRY: Shape = {"action": TEXT, "device_free": SIZE, "size": SIZE, "stream"
 _STATS_POINT: Shape = {"at": NUMBER, "stats": STATS}
 
 
-def read_recording(path: Path, op_shapes: Mapping[str, Shape]) -> Recording:
+def read_ground_truth(path: Path, op_shapes: Mapping[str, Shape]) -> GroundTruth:
     """Read the recording, with ops of the given shapes. Raises FormatError."""
     try:
         content = json.loads(_unpacked(path), parse_constant=_refused_constant)
@@ -151,7 +151,7 @@ def read_recording(path: Path, op_shapes: Mapping[str, Shape]) -> Recording:
     streams = content["streams"]
     for index, op in enumerate(content["ops"]):
         _check_op(f"ops[{index}]", op, op_shapes, len(streams))
-    return Recording(
+    return GroundTruth(
         compat=nearest_version(content["torch"]) if "torch" in content else OLDEST,
         settings=content["conf"],
         limit=content["limit"],
@@ -205,7 +205,7 @@ def _check_op(place: str, op: Op, op_shapes: Mapping[str, Shape], stream_count: 
             raise FormatError(f"{place} ({name}): there is no stream {op[field]}")
 
 
-def _entry(place: str, entry: dict[str, Any]) -> Entry:
+def _entry(place: str, entry: dict[str, Any]) -> TraceEntry:
     oom = entry.get("action") == "oom"
     _check_shape(place, entry, _OOM_ENTRY if oom else _ENTRY)
     if entry["action"] not in ACTIONS:
@@ -213,9 +213,9 @@ def _entry(place: str, entry: dict[str, Any]) -> Entry:
     return entry_of(entry)
 
 
-def entry_of(entry: Mapping[str, Any]) -> Entry:
+def entry_of(entry: Mapping[str, Any]) -> TraceEntry:
     """Return the entry for one of a snapshot's history."""
-    return Entry(
+    return TraceEntry(
         entry["action"],
         entry["device_free" if entry["action"] == "oom" else "addr"],
         entry["size"],

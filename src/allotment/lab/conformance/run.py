@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from allotment.errors import AllotmentError, FormatError, InvariantError, UnsupportedError
 from allotment.lab.conformance.compare import Difference, compare, compare_segments, compare_stats
-from allotment.lab.conformance.file import Entry, Op, Recording, read_recording
+from allotment.lab.conformance.file import GroundTruth, Op, TraceEntry, read_ground_truth
 from allotment.lab.conformance.ops import OPERATIONS, QUESTIONS, SHAPES
 from allotment.lab.conformance.trace import TraceMismatch
 from allotment.lab.conformance.world import World, world_of
@@ -43,7 +43,7 @@ class Result:
 def check_file(path: Path, *, check_invariants: bool = False) -> Result:
     """Replay one file. Does not raise for anything that a file can hold."""
     try:
-        recording = read_recording(path, SHAPES)
+        recording = read_ground_truth(path, SHAPES)
         run = _Run(recording, check_invariants)
     except FormatError as error:
         return Result(str(path), "bad", what=str(error))
@@ -75,7 +75,7 @@ class _NotYet(Exception):
 class _Run:
     """One replay in progress."""
 
-    def __init__(self, recording: Recording, check_invariants: bool) -> None:
+    def __init__(self, recording: GroundTruth, check_invariants: bool) -> None:
         self.op: int | None = None
         self._recording = recording
         self._check_invariants = check_invariants
@@ -184,7 +184,7 @@ def _difference(mismatch: TraceMismatch) -> Difference:
     return Difference("trace entry", _in_words(mismatch.expected), _in_words(mismatch.got), mismatch.index)
 
 
-def _in_words(entry: Entry | None) -> str:
+def _in_words(entry: TraceEntry | None) -> str:
     if entry is None:
         return "nothing"
     place = f"{entry.address} bytes free" if entry.action == "oom" else f"at {entry.address:#x}"

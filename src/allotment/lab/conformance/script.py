@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from allotment.lab.conformance.file import ADDRESS_END, Entry, Op, entry_of
+from allotment.lab.conformance.file import ADDRESS_END, Op, TraceEntry, entry_of
 from allotment.lab.conformance.trace import PoolId, Tape
 
 ALIGNMENT = 512
@@ -30,7 +30,7 @@ class EventQueues(Protocol):
 class GoldenScript:
     """The script of a simulated device, and the tracker of the allocator on it."""
 
-    def __init__(self, trace: Sequence[Entry], total_memory: int, waited: Collection[int] = ()) -> None:
+    def __init__(self, trace: Sequence[TraceEntry], total_memory: int, waited: Collection[int] = ()) -> None:
         self.tape = Tape(trace)
         self.queues: EventQueues | None = None
         self.own_calls: list[list[int | str]] = []
@@ -90,7 +90,7 @@ class GoldenScript:
     def reserve(self, size: int, stream: int) -> int | None:
         small = self._op.get("size", 0) <= LARGEST_SMALL
 
-        def begins_a_new_range(entry: Entry) -> bool:
+        def begins_a_new_range(entry: TraceEntry) -> bool:
             return (
                 entry.action == "segment_map"
                 and entry.stream == stream

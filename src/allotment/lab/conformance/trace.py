@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 
 from allotment._core.edge.words import Action, word_of
-from allotment.lab.conformance.file import Entry
+from allotment.lab.conformance.file import TraceEntry
 
 PoolId = tuple[int, int]
 
@@ -25,7 +25,7 @@ RELEASES = frozenset([word_of(Action.SEGMENT_FREE), word_of(Action.SEGMENT_UNMAP
 class TraceMismatch(Exception):
     """The first entry that differs from the recording; None means no entry."""
 
-    def __init__(self, index: int, expected: Entry | None, got: Entry | None) -> None:
+    def __init__(self, index: int, expected: TraceEntry | None, got: TraceEntry | None) -> None:
         super().__init__(f"trace[{index}]: expected {expected}, got {got}")
         self.index = index
         self.expected = expected
@@ -33,10 +33,10 @@ class TraceMismatch(Exception):
 
 
 class Tape:
-    def __init__(self, recorded: Sequence[Entry]) -> None:
+    def __init__(self, recorded: Sequence[TraceEntry]) -> None:
         self._recorded = recorded
         self._start = 0
-        self._observed: list[Entry] = []
+        self._observed: list[TraceEntry] = []
         self._pools: list[PoolId] = []
         self.reordered_completions: set[int] = set()
         """Addresses of blocks that completed in a different order than recorded, inside one run."""
@@ -47,12 +47,12 @@ class Tape:
         return self._start + len(self._observed)
 
     @property
-    def upcoming(self) -> Entry | None:
+    def upcoming(self) -> TraceEntry | None:
         """The next entry not yet consumed; None at the end."""
         position = self.position
         return self._recorded[position] if position < len(self._recorded) else None
 
-    def find(self, accepts: Callable[[Entry], bool]) -> Entry | None:
+    def find(self, accepts: Callable[[TraceEntry], bool]) -> TraceEntry | None:
         """Return the first entry not yet consumed that is accepted."""
         for index in range(self.position, len(self._recorded)):
             if accepts(self._recorded[index]):
@@ -69,7 +69,7 @@ class Tape:
             addresses.add(entry.address)
         return addresses
 
-    def observe(self, entry: Entry, pool: PoolId) -> None:
+    def observe(self, entry: TraceEntry, pool: PoolId) -> None:
         self._observed.append(entry)
         self._pools.append(pool)
 
@@ -97,7 +97,7 @@ class Tape:
             raise TraceMismatch(self.position, self.upcoming, None)
 
     def _compare_by_runs(
-        self, expected: Sequence[Entry], observed: Sequence[Entry], pools: Sequence[PoolId], start: int
+        self, expected: Sequence[TraceEntry], observed: Sequence[TraceEntry], pools: Sequence[PoolId], start: int
     ) -> None:
         index = 0
         while index < len(observed):
@@ -116,7 +116,7 @@ class Tape:
 
     @staticmethod
     def _compare_run(
-        expected: Sequence[Entry], observed: Sequence[Entry], start: int, owners: Sequence[Hashable]
+        expected: Sequence[TraceEntry], observed: Sequence[TraceEntry], start: int, owners: Sequence[Hashable]
     ) -> None:
         """Require the same entries, and those of one owner in the same order; `owners` are those of `observed`."""
         unmatched = Counter(expected)
@@ -137,7 +137,7 @@ class Tape:
             taken[owner] += 1
 
 
-def _run_kind(entry: Entry) -> str | None:
+def _run_kind(entry: TraceEntry) -> str | None:
     if entry.action == "free_completed":
         return "completions"
     return "releases" if entry.action in RELEASES else None

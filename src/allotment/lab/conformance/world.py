@@ -13,7 +13,7 @@ from allotment._devices.streams import Stream
 from allotment._rules import Rules, rules_of
 from allotment._settings import parse_leniently
 from allotment.errors import FormatError
-from allotment.lab.conformance.file import Op, Recording
+from allotment.lab.conformance.file import GroundTruth, Op
 from allotment.lab.conformance.script import GoldenScript
 from allotment.lab.conformance.trace import PoolId
 
@@ -96,7 +96,7 @@ def known(names: dict[int, Value], kind: str, name: int) -> Value:
     return names[name]
 
 
-def world_of(recording: Recording) -> World:
+def world_of(recording: GroundTruth) -> World:
     """Return a new world in the state of the recorded run before its first op."""
     script = GoldenScript(recording.trace, recording.total_memory, recording.waited)
     device = SimulatedDevice(recording.total_memory, script=script)

@@ -23,7 +23,7 @@ from allotment._rules import rules_of
 from allotment._settings import Settings
 from allotment.errors import FormatError
 from allotment.lab.replay.loop import rounded_sizes
-from allotment.lab.replay.placement import PAGE, Placement, SegmentLife
+from allotment.lab.replay.placement import PAGE, SegmentLife, SegmentTimeline
 from allotment.lab.replay.records import CALL, LAYOUT, PIECE, Kind, PieceKind
 from allotment.lab.replay.workload import NEVER, History, Workload, due_calls, lanes
 
@@ -65,7 +65,12 @@ class InitialState:
 
 
 def initial_state_of(
-    history: History, placement: Placement, snapshot: Snapshot, device: int, settings: Settings, workload: Workload
+    history: History,
+    placement: SegmentTimeline,
+    snapshot: Snapshot,
+    device: int,
+    settings: Settings,
+    workload: Workload,
 ) -> InitialState:
     """`settings` are those that were in force; `workload` has the calls that complete frees."""
     blocks = _blocks_at_first(history, snapshot, device, settings)

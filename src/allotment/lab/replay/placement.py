@@ -17,7 +17,7 @@ from allotment._formats.torch_snapshot import Snapshot
 from allotment.lab.replay.intervals import Intervals, SortedKeys
 from allotment.lab.replay.workload import History
 
-__all__ = ["Placement", "SegmentLife"]
+__all__ = ["SegmentLife", "SegmentTimeline"]
 
 SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = range(Action.SEGMENT_ALLOC, Action.SEGMENT_UNMAP + 1)
 """As plain numbers: a member of an enum is slow to look up."""
@@ -58,7 +58,7 @@ class SegmentLife:
         return self.first_end - self.address if self.expandable else self.size
 
 
-class Placement:
+class SegmentTimeline:
     """The segments of one device over time. `pool_ids` numbers the pools; number 0 is the default one."""
 
     def __init__(self, history: History, snapshot: Snapshot, device: int) -> None:

@@ -17,7 +17,7 @@ from allotment._formats.torch_snapshot import Snapshot
 from allotment._settings import Settings
 from allotment.lab.replay.initial_state import InitialState, initial_state_of
 from allotment.lab.replay.loop import Replay
-from allotment.lab.replay.placement import Placement
+from allotment.lab.replay.placement import SegmentTimeline
 from allotment.lab.replay.workload import History, Workload, calls_of
 
 __all__ = ["ReplayInputs"]
@@ -49,7 +49,7 @@ class ReplayInputs:
         self.settings = settings
         self._snapshot = snapshot
         self._device = device
-        self._placement = Placement(history, snapshot, device)
+        self._placement = SegmentTimeline(history, snapshot, device)
         self._retries = history.likely_retries(settings)
         self._refused_pools: dict[int, int] = {}
         if self._placement.has_private_pools:

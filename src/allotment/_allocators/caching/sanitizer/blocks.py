@@ -18,13 +18,13 @@ from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from allotment._allocators.caching.sanitizer.order import HOST, Clock, Moment, Order, latest_of
+from allotment._allocators.caching.sanitizer.order import HOST, Clock, Clocks, Point, latest_of
 from allotment._allocators.caching.sanitizer.reports import Access, Report, Stack, stack_here, stream_of
 
 
 @dataclass(slots=True)
 class _Touch:
-    moment: Moment
+    moment: Point
     stack: Stack
     writes: bool
 
@@ -40,7 +40,7 @@ class Block:
     size: int
     stream: int
     made: Access
-    start: Moment
+    start: Point
     """Moment of the allocation on its stream, which the allocator orders after all previous users of the memory."""
     given_before: Clock
     """Work given before the allocation, which cannot be meant for this block."""
@@ -59,7 +59,7 @@ class Block:
     """Allocated in a capture: the graph uses its memory whenever it runs, freed or not."""
 
 
-def _is_settled(block: Block, moment: Moment) -> bool:
+def _is_settled(block: Block, moment: Point) -> bool:
     """Whether the memory of a freed block is not reused before this work is done."""
     return moment.agent in (HOST, block.stream) or moment.agent in block.recorded or moment.is_within(block.waited_for)
 
@@ -67,8 +67,8 @@ def _is_settled(block: Block, moment: Moment) -> bool:
 class Blocks:
     """All blocks of one allocator. The caller holds a lock."""
 
-    def __init__(self, order: Order, report: Callable[[Report], None]) -> None:
-        self.order = order
+    def __init__(self, clocks: Clocks, report: Callable[[Report], None]) -> None:
+        self.clocks = clocks
         self._report = report
         self._by_address: dict[int, Block] = {}
         self._addresses: list[int] = []
@@ -84,8 +84,8 @@ class Blocks:
     def allocated(self, address: int, size: int, stream: int, *, of_graph: bool = False) -> None:
         """Begin a block; whatever was there before has ended for good."""
         made = Access("malloc", stream_of(stream), stack_here())
-        start = self.order.moment(stream)
-        block = Block(address, size, stream, made, start, self.order.given(), of_graph=of_graph)
+        start = self.clocks.moment(stream)
+        block = Block(address, size, stream, made, start, self.clocks.given(), of_graph=of_graph)
         for old in self._overlapping(address, size):
             # The work of other streams is done: it was recorded and waited for, or has been reported.
             block.before += [touch for touch in old.touches.values() if touch.moment.agent == old.stream]
@@ -115,7 +115,7 @@ class Blocks:
         if block is not None:
             block.recorded.add(stream)
 
-    def touched(self, address: int, moment: Moment, stack: Stack, *, writes: bool) -> None:
+    def touched(self, address: int, moment: Point, stack: Stack, *, writes: bool) -> None:
         """Check an access to a block; memory outside of known blocks is not checked."""
         block = self.at(address)
         if block is None or moment.is_within(block.given_before):
@@ -139,11 +139,11 @@ class Blocks:
         if latest is None or latest.moment.time <= moment.time:
             block.touches[moment.agent, writes] = touch
 
-    def freed(self, block: Block, moment: Moment, stack: Stack) -> None:
+    def freed(self, block: Block, moment: Point, stack: Stack) -> None:
         """Record a free. `moment` is the moment of the free; what the block's stream is ordered after counts too."""
         block.ended = Access("free", stream_of(moment.agent), stack)
-        block.given = self.order.given()
-        block.waited_for = latest_of(moment.seen, self.order.now(block.stream).seen)
+        block.given = self.clocks.given()
+        block.waited_for = latest_of(moment.seen, self.clocks.now(block.stream).seen)
         for touch in list(block.touches.values()):
             if not _is_settled(block, touch.moment):
                 self._tell("not recorded", block, touch.told(), block.ended)

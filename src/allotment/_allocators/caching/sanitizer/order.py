@@ -17,18 +17,18 @@ Clock = dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Point:
     """A point in an agent's work, and what comes before it."""
 
     agent: int
     time: int
     seen: Clock
 
-    def comes_after(self, other: Moment) -> bool:
+    def comes_after(self, other: Point) -> bool:
         """Whether this is ordered after the other; work of one agent is."""
         return self.seen.get(other.agent, 0) >= other.time
 
-    def is_ordered(self, other: Moment) -> bool:
+    def is_ordered(self, other: Point) -> bool:
         """Whether one of the two comes after the other, in either order of reporting."""
         return self.comes_after(other) or other.comes_after(self)
 
@@ -37,7 +37,7 @@ class Moment:
         return clock.get(self.agent, 0) >= self.time
 
 
-class Order:
+class Clocks:
     """The clocks. The caller holds a lock."""
 
     def __init__(self) -> None:
@@ -47,20 +47,20 @@ class Order:
     def _clock(self, agent: int) -> Clock:
         return self._seen.setdefault(agent, {})
 
-    def moment(self, agent: int) -> Moment:
+    def moment(self, agent: int) -> Point:
         """Return a new moment after all work that the agent has been given; on a stream, the host submits it now."""
         clock = self._clock(agent)
         if agent != HOST:
             _join(clock, self._seen[HOST])
         clock[agent] = clock.get(agent, 0) + 1
-        return Moment(agent, clock[agent], dict(clock))
+        return Point(agent, clock[agent], dict(clock))
 
-    def now(self, agent: int) -> Moment:
+    def now(self, agent: int) -> Point:
         """Return the agent's current moment, without new work."""
         clock = dict(self._clock(agent))
         if agent != HOST:
             _join(clock, self._seen[HOST])
-        return Moment(agent, clock.get(agent, 0), clock)
+        return Point(agent, clock.get(agent, 0), clock)
 
     def given(self) -> Clock:
         """Return how much work each agent has been given so far, done or not."""

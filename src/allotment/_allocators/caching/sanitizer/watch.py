@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from allotment._allocators.caching.sanitizer.blocks import Block, Blocks
-from allotment._allocators.caching.sanitizer.order import HOST, Moment, Order
+from allotment._allocators.caching.sanitizer.order import HOST, Clocks, Point
 from allotment._allocators.caching.sanitizer.reports import Access, Report, Stack, stack_here, stream_of
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._devices.streams import Stream, unwatch_streams, watch_streams
@@ -47,8 +47,8 @@ class Sanitizer:
         self._device = allocator.device
         self._writes_memory = writes_memory
         self._lock = fork_safe_lock()
-        self._order = Order()
-        self._blocks = Blocks(self._order, self._note)
+        self._clocks = Clocks()
+        self._blocks = Blocks(self._clocks, self._note)
         self._quarantine: deque[Block] = deque()
         self._kept_bytes = 0
         self._changed = threading.Condition(self._lock)
@@ -100,7 +100,7 @@ class Sanitizer:
                 return [address]  # not a known block: the allocator reports that
             if block.ended is not None:
                 return None
-            self._blocks.freed(block, self._here() or self._order.now(HOST), self._stack())
+            self._blocks.freed(block, self._here() or self._clocks.now(HOST), self._stack())
             if block.of_graph:
                 return [address]  # its graph rightly goes on using it
         if block.has_redzone:
@@ -150,7 +150,7 @@ class Sanitizer:
     def touched(self, address: int, stream: int | None, *, writes: bool) -> None:
         """Record an access by work that is submitted to a stream now; by the running function, or the host, if None."""
         with self._lock:
-            moment = self._here(access=True) if stream is None else self._order.moment(stream)
+            moment = self._here(access=True) if stream is None else self._clocks.moment(stream)
             if moment is not None:
                 self._blocks.touched(address, moment, self._stack(), writes=writes)
 
@@ -158,7 +158,7 @@ class Sanitizer:
         """Return where the calling thread is: in a function on a stream, or on the host."""
         if getattr(self._running, "submitted", False):
             return self._running.moment
-        return self._order.moment(HOST) if access else self._order.now(HOST)
+        return self._clocks.moment(HOST) if access else self._clocks.now(HOST)
 
     def _stack(self) -> Stack:
         """Return the calling thread's stack; for a function on a stream, also the stack of its submission."""
@@ -170,7 +170,7 @@ class Sanitizer:
     def submitting(self, stream: Stream, function: Any) -> Any:
         """Return a function to submit in place of another: it knows its position in the stream's work."""
         with self._lock:
-            moment: Moment | None = None if stream._is_captured() else self._order.moment(stream.handle)
+            moment: Point | None = None if stream._is_captured() else self._clocks.moment(stream.handle)
 
         stack = stack_here()
 
@@ -181,7 +181,7 @@ class Sanitizer:
         return on_stream
 
     @contextmanager
-    def _at(self, moment: Moment | None, stack: Stack) -> Iterator[None]:
+    def _at(self, moment: Point | None, stack: Stack) -> Iterator[None]:
         self._running.submitted, self._running.moment, self._running.stack = True, moment, stack
         try:
             yield
@@ -191,27 +191,27 @@ class Sanitizer:
     def recorded_event(self, stream: Stream, event: Event) -> None:
         """Record that an event was recorded."""
         with self._lock:
-            self._order.record(event.handle, stream.handle)
+            self._clocks.record(event.handle, stream.handle)
 
     def waited(self, stream: Stream, event: Event) -> None:
         """Record that a stream waits for an event."""
         with self._lock:
-            self._order.wait(stream.handle, event.handle)
+            self._clocks.wait(stream.handle, event.handle)
 
     def synchronized(self, stream: Stream) -> None:
         """Record that the host has waited for a stream."""
         with self._lock:
-            self._order.host_waited_for_stream(stream.handle)
+            self._clocks.host_waited_for_stream(stream.handle)
 
     def synchronized_event(self, event: Event) -> None:
         """Record that the host has waited for an event."""
         with self._lock:
-            self._order.host_waited_for_event(event.handle)
+            self._clocks.host_waited_for_event(event.handle)
 
     def synchronized_device(self) -> None:
         """Record that the host has waited for everything."""
         with self._lock:
-            self._order.host_waited_for_all()
+            self._clocks.host_waited_for_all()
 
     # --- the same from a framework, which has its own streams and events ---
 
@@ -220,27 +220,27 @@ class Sanitizer:
         with self._lock:
             block = self._blocks.at(address)
             if block is not None and block.address == address and block.ended is None:
-                self._blocks.freed(block, self._here() or self._order.now(HOST), self._stack())
+                self._blocks.freed(block, self._here() or self._clocks.now(HOST), self._stack())
 
     def foreign_record(self, stream: int, event: int) -> None:
         """Record that an event was recorded; both by their handles."""
         with self._lock:
-            self._order.record(event, stream)
+            self._clocks.record(event, stream)
 
     def foreign_wait(self, stream: int, event: int) -> None:
         """Record that a stream waits for an event."""
         with self._lock:
-            self._order.wait(stream, event)
+            self._clocks.wait(stream, event)
 
     def foreign_event_done(self, event: int) -> None:
         """Record that the host has waited for an event."""
         with self._lock:
-            self._order.host_waited_for_event(event)
+            self._clocks.host_waited_for_event(event)
 
     def foreign_stream_done(self, stream: int) -> None:
         """Record that the host has waited for a stream."""
         with self._lock:
-            self._order.host_waited_for_stream(stream)
+            self._clocks.host_waited_for_stream(stream)
 
     # --- lent pools ---
 
