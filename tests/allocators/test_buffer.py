@@ -86,9 +86,9 @@ def test_a_buffer_with_more_bytes_than_a_length_can_be_says_so() -> None:
     buffer = allotment.Buffer(Any(), 4096, 1 << 63)
     assert buffer.size == 1 << 63
     for use in (len, list, bool):
-        with pytest.raises(OverflowError, match="its `size` says how many"):
+        with pytest.raises(OverflowError, match="use its `size`"):
             use(buffer)
-    with pytest.raises(BufferError, match="look at a slice of it"):
+    with pytest.raises(BufferError, match="use a slice of it"):
         memoryview(buffer)
 
 
@@ -107,7 +107,7 @@ def test_a_buffer_that_a_finalizer_brings_back_says_that_it_was_freed():
         Holder(alloc.empty(1000))
         gc.collect()
         (buffer,) = kept
-        with pytest.raises(RequestError, match="freed when its last reference went"):
+        with pytest.raises(RequestError, match="freed when its last reference was dropped"):
             _ = buffer.address
         alloc.inspection.check_invariants()
         assert alloc.stats()["allocated_bytes.all.current"] == 0

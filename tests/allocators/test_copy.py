@@ -54,7 +54,7 @@ def test_more_than_a_buffer_has_is_refused(alloc):
 def test_more_than_a_block_has_is_refused(alloc):
     small, large = alloc.malloc(10), alloc.malloc(SIZE)
     for destination, source in ((small, large), (large, small)):
-        with pytest.raises(SizeError, match="more than its block has"):
+        with pytest.raises(SizeError, match="exceed its block"):
             alloc.copy(destination, source, 2048)
     for size in (1 << 40, (1 << 64) - 1):
         with pytest.raises(SizeError):

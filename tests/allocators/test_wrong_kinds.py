@@ -29,7 +29,7 @@ def test_a_pool_that_is_made_stays_what_it_is(allocator):
     with allocator.pool() as pool:
         allocator.free(allocator.malloc(1 << 20))
     before = pool.id
-    with pytest.raises(allotment.PoolError, match="made already"):
+    with pytest.raises(allotment.PoolError, match="exists already"):
         pool.__init__(allocator)
     assert pool.id == before
     pool.close()

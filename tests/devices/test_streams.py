@@ -195,7 +195,7 @@ def test_a_stream_that_is_made_stays_what_it_is():
     first, second = allotment.Allocator("host"), allotment.Allocator("host")
     stream = allotment.Stream(first)
     handle = stream.handle
-    with pytest.raises(StreamError, match="made already"):
+    with pytest.raises(StreamError, match="exists already"):
         stream.__init__(second)
     assert (stream.device, stream.handle) == (first.device, handle)
     stream.destroy()

@@ -102,7 +102,7 @@ def test_a_tenant_has_neither_a_soft_limit_nor_memory_reserved():
     alloc = on_device()
     with pytest.raises(RequestError, match="shares its cache"):
         alloc.set_limit(alloc.tenant("t"), soft=MIB)
-    with pytest.raises(RequestError, match="as a whole"):
+    with pytest.raises(RequestError, match="for a whole allocator"):
         alloc.set_limit(None, reserved=MIB)
     with pytest.raises(TypeError):
         alloc.set_limit(3, hard=MIB)

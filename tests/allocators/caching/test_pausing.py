@@ -371,7 +371,7 @@ def test_a_block_that_another_process_may_have_open_keeps_its_tag_awake():
 def test_a_tag_that_nothing_was_allocated_in_is_not_there():
     alloc = on_device()
     for operation in (alloc.pause, alloc.resume, alloc.sleep.resume_in_background):
-        with pytest.raises(PoolError, match=r"no tag 'unheard of' on .*never made"):
+        with pytest.raises(PoolError, match=r"no tag 'unheard of' on .*never used"):
             operation("unheard of")
     with pytest.raises(RequestError, match="keep"):
         alloc.pause("unheard of", keep="everything")

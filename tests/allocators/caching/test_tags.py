@@ -72,6 +72,6 @@ def test_names_that_are_all_in_use_leave_none():
 
 def test_a_tag_that_is_made_stays_what_it_is():
     tag = allotment.tag("first")
-    with pytest.raises(TypeError, match="made already"):
+    with pytest.raises(TypeError, match="exists already"):
         tag.__init__("second")
     assert tag.name == "first"

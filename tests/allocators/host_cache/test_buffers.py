@@ -96,7 +96,7 @@ def test_freeing_a_buffer_closes_it(memory):
 
 def test_a_buffer_of_one_cache_is_not_freed_through_another():
     buffer = cpu.CachingAllocator().empty(1000)
-    with pytest.raises(AddressError, match="not of this allocator"):
+    with pytest.raises(AddressError, match="belongs to another allocator"):
         cpu.CachingAllocator().free(buffer)
     assert not buffer.closed
 
