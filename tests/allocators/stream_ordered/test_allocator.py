@@ -601,7 +601,7 @@ def test_a_free_of_earlier_memory_waits_until_the_capture_is_over(alloc):
     first, second = alloc.malloc(MIB, MAIN), alloc.malloc(MIB, SIDE)
     with capturing(alloc):
         with calls(alloc.device) as counted:
-            with pytest.warns(UserWarning, match="has to wait until the capture is over") as caught:
+            with pytest.warns(UserWarning, match="the free waits until the capture is over") as caught:
                 alloc.free(first)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
