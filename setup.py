@@ -126,6 +126,7 @@ class Build(BuildLibraries):
         "initializedcheck": False,
         "embedsignature": True,
         "embedsignature.format": "clinic",  # only where `inspect.signature` has no better source
+        "freethreading_compatible": True,  # docs/threads.md says what guards what
         "annotation_typing": False,  # annotations are for the stubs; what is typed for speed says so in C
         "emit_code_comments": False,  # nobody reads the C, and the compiler has to
         "linetrace": TRACED,

@@ -22,6 +22,7 @@ cdef class AllocatorBase:
     cdef list observers                 # called when memory is out
     cdef Owners owners                  # the owners of blocks; None: a block's only owner is the buffer made for it
     cdef bint closed                    # serves no more requests
+    cdef bint closing                   # a thread is releasing the memory
     cdef object __weakref__
 
     # What a kind implements.
@@ -51,6 +52,7 @@ cdef class AllocatorBase:
     cdef object ready_buffer(self, object size, object stream)
     cdef stream_t stream_handle(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef stream_t stream_asked(self, object stream) except? 0xFFFFFFFFFFFFFFFF     # None: the thread's current stream
+    cdef object present_settings(self)                          # another thread may change them at any time
     cdef int change_settings(self, object settings) except -1
     cdef object expect_backend(self, object settings, str expected)
     cdef object too_large_facts(self, object requested)

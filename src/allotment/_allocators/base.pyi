@@ -119,7 +119,8 @@ class AllocatorBase:
         """The settings in force, as a `Settings` record. Assign a text to change them: "max_split_size_mb:64".
 
         Assigning changes the keys that the text names, all of them or, if one is wrong, none; other keys stay. Memory
-        that the allocator already holds stays as it is. Assigning raises SettingsError.
+        that the allocator already holds stays as it is. Assign from one thread at a time. Assigning raises
+        SettingsError.
         """
     @settings.setter
     def settings(self, text: str) -> None: ...

@@ -63,12 +63,17 @@ cdef class AllocatorBase:
         read. A second call does nothing. Raises RequestError if C code has its entry points, and DeviceError.
         """
         cdef bytes_t live
-        if self.closed:
-            return
-        self.drain()
-        live = self.live_bytes()
-        self.shut()
-        self.closed = True
+        with cython.critical_section(self):
+            if self.closed or self.closing:
+                return
+            self.closing = True
+        try:
+            self.drain()
+            live = self.live_bytes()
+            self.shut()
+            self.closed = True
+        finally:
+            self.closing = False
         self.warn_of(live)
 
     @property
@@ -370,21 +375,27 @@ cdef class AllocatorBase:
         """The settings in force, as a `Settings` record. Assign a text to change them: "max_split_size_mb:64".
 
         Assigning changes the keys that the text names, all of them or, if one is wrong, none; other keys stay. Memory
-        that the allocator already holds stays as it is. Assigning raises SettingsError.
+        that the allocator already holds stays as it is. Assign from one thread at a time. Assigning raises
+        SettingsError.
         """
-        return self.current_settings
+        return self.present_settings()
 
     @settings.setter
     def settings(self, text: str) -> None:
-        self.change_settings(config.Settings.parse(text, self.current_settings))
+        self.change_settings(config.Settings.parse(text, self.present_settings()))
 
     def _configure_leniently(self, text: str) -> None:
         """Apply a settings text as PyTorch does: apply what precedes a fault, then raise SettingsError."""
-        settings, error = config.parse_leniently(text, self.current_settings)
+        settings, error = config.parse_leniently(text, self.present_settings())
         self.change_settings(settings)
         if error is not None:
             raise error
 
+    @cython.critical_section
+    cdef object present_settings(self):
+        return self.current_settings
+
+    @cython.critical_section
     cdef int change_settings(self, object settings) except -1:
         self.apply_settings(settings)
         self.current_settings = settings

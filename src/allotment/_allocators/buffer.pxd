@@ -4,6 +4,8 @@ A buffer is bytes: the buffer protocol, DLPack and `__cuda_array_interface__` ex
 users then view as they like. A consumer that got it by DLPack or the buffer protocol keeps it alive.
 
 A slice is a buffer too. It has no block: it keeps alive the buffer of which it is a part.
+
+Several threads may use one buffer. Its critical section guards what changes: `address`, `whole`, `views`, `closed`.
 """
 
 from libc.stddef cimport size_t
@@ -26,6 +28,10 @@ cdef class Buffer:
     cdef int take_over(self, address_t address) except -1
     cdef void give_back_at_the_end(self, address_t address) noexcept
     cdef int give_back(self, address_t address) except -1
+    cdef bint end(self) except -1
+    cdef int look(self) except -1
+    cdef void let_go(self) noexcept
+    cdef object exported(self, int kind, int index, bint with_version)
     cdef bint has_block(self) noexcept
     cdef int check_block(self) except -1
     cdef int check_memory(self) except -1

@@ -77,13 +77,13 @@ cdef struct ExportedVersioned:
 
 
 cdef void drop_exported(DLManaged* managed) noexcept with gil:
-    (<Buffer> managed.owner).views -= 1
+    (<Buffer> managed.owner).let_go()
     Py_DECREF(<object> managed.owner)
     free(managed)
 
 
 cdef void drop_versioned(DLVersioned* managed) noexcept with gil:
-    (<Buffer> managed.owner).views -= 1
+    (<Buffer> managed.owner).let_go()
     Py_DECREF(<object> managed.owner)
     free(managed)
 
@@ -153,15 +153,18 @@ cdef class Buffer:
             self.owners = (<AllocatorBase> self.allocator).owners
             if self.owners is not None:
                 self.owners.reserve(1)
-                self.owners.put(address, <void*> self)
+                self.owners.put(address, self)
         self.address = address
         return 0
 
     cdef bint has_block(self) noexcept:
         """Whether the block still belongs to the buffer: restoring a pool ends blocks."""
-        if self.whole is not None:
-            return self.whole.has_block()
-        return self.owners is None or self.owners.owner_of(self.address) == <void*> self
+        cdef Buffer whole
+        with cython.critical_section(self):
+            whole = self.whole
+        if whole is not None:
+            return whole.has_block()
+        return self.owners is None or self.owners.is_owner(self.address, <void*> self)
 
     @cython.embedsignature(False)    # the class has it
     def __init__(self, allocator: DeviceAllocator | HostMemory, address: int, size: int, stream: Stream | int = 0):
@@ -184,7 +187,7 @@ cdef class Buffer:
         self.finalized = self.closed = True
         self.address = 0
         if self.whole is not None:
-            self.whole.views -= 1
+            self.whole.let_go()
             self.whole = None
         elif address != 0:
             if interpreter_ends():
@@ -220,20 +223,40 @@ cdef class Buffer:
         A slice drops its reference to the buffer of which it is a part. Raises BufferError while arrays, DLPack
         capsules or slices use the memory (`__cuda_array_interface__` leaves no trace, so its consumers are not known).
         """
-        cdef address_t address = self.address
-        if self.closed:
-            return
-        if self.views != 0:
+        self.end()
+
+    cdef bint end(self) except -1:
+        """`close`; False if it is closed already."""
+        cdef address_t address
+        cdef size_t views
+        cdef Buffer whole = None
+        with cython.critical_section(self):
+            if self.closed:
+                return False
+            address, views = self.address, self.views
+            if views == 0:
+                self.closed = True
+                self.address = 0
+                whole, self.whole = self.whole, None
+        if views != 0:
             raise BufferError(
-                f"{self!r} cannot be closed: {self.views} arrays, DLPack capsules or slices use its memory; drop them "
-                "first")
-        self.closed = True
-        self.address = 0
-        if self.whole is not None:
-            self.whole.views -= 1
-            self.whole = None
+                f"{self!r} cannot be closed: {views} arrays, DLPack capsules or slices use its memory; drop them first")
+        if whole is not None:
+            whole.let_go()
         elif address != 0:
             self.give_back(address)
+        return True
+
+    @cython.critical_section
+    cdef int look(self) except -1:
+        """One view more: it is not closed until `let_go`. Raises unless it has memory."""
+        self.check_block()
+        self.views += 1
+        return 0
+
+    @cython.critical_section
+    cdef void let_go(self) noexcept:
+        self.views -= 1
 
     @property
     def closed(self) -> bool:
@@ -245,7 +268,7 @@ cdef class Buffer:
 
         Raises TypeError for a single index (`memoryview(buffer)` reads bytes), ValueError for a step.
         """
-        cdef Buffer piece
+        cdef Buffer piece, whole
         self.check_block()
         if not isinstance(part, slice):
             raise TypeError("a Buffer takes slices, buffer[start:stop]; read single bytes through memoryview(buffer)")
@@ -254,9 +277,12 @@ cdef class Buffer:
             raise ValueError(f"a slice of a Buffer cannot have a step of {step}; view it as an array instead")
         piece = Buffer(self.allocator, 0, 0, self.stream)
         piece.size = max(stop - start, 0)
-        piece.whole = self if self.whole is None else self.whole
-        piece.whole.views += 1
-        piece.address = self.address + <address_t> start
+        with cython.critical_section(self):
+            self.check_block()      # another thread may have closed it
+            whole = self if self.whole is None else self.whole
+            piece.address = self.address + <address_t> start
+            whole.look()
+            piece.whole = whole
         return piece
 
     def __len__(self) -> int:
@@ -298,8 +324,11 @@ cdef class Buffer:
     @property
     def block(self) -> int:
         """Start of the block that contains the memory; for a slice, of the block of the buffer that it is a part of."""
-        self.check_block()
-        return self.address if self.whole is None else self.whole.address
+        cdef Buffer whole
+        with cython.critical_section(self):
+            self.check_block()
+            whole = self if self.whole is None else self.whole
+            return whole.address
 
     @property
     def size(self) -> int:
@@ -339,16 +368,19 @@ cdef class Buffer:
         return getattr(getattr(self.allocator, "device", None), "name", "an unknown device")
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        self.check_block()
-        if not self.is_host():
-            raise BufferError(
-                f"memory of {self.device_name()} cannot be read by this process; copy it to host memory first")
-        self.check_memory()
-        PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
-        self.views += 1
+        self.look()
+        try:
+            if not self.is_host():
+                raise BufferError(
+                    f"memory of {self.device_name()} cannot be read by this process; copy it to host memory first")
+            self.check_memory()
+            PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
+        except BaseException:
+            self.let_go()
+            raise
 
     def __releasebuffer__(self, Py_buffer* view):
-        self.views -= 1
+        self.let_go()
 
     cdef int check_memory(self) except -1:
         """Raise unless other code may see the memory, which may have been freed by its address."""
@@ -381,14 +413,22 @@ cdef class Buffer:
         copy: bool | None = None,
     ) -> Any:
         """Return the memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
+        self.look()
+        try:
+            kind, index = self.__dlpack_device__()
+            self.check_memory()
+            if copy or (dl_device is not None and tuple(dl_device) != (kind, index)):
+                raise BufferError("DLPack exports a Buffer as it is; a copy or another device is not supported")
+            return self.exported(kind, index, takes_versions(max_version))
+        except BaseException:
+            self.let_go()
+            raise
+
+    cdef object exported(self, int kind, int index, bint with_version):
+        """Return the capsule, which keeps a view of this buffer and a reference to it."""
         cdef Exported* exported
         cdef ExportedVersioned* versioned
-        self.check_block()
-        kind, index = self.__dlpack_device__()
-        self.check_memory()
-        if copy or (dl_device is not None and tuple(dl_device) != (kind, index)):
-            raise BufferError("DLPack exports a Buffer as it is; a copy or another device is not supported")
-        if takes_versions(max_version):
+        if with_version:
             versioned = <ExportedVersioned*> calloc(1, sizeof(ExportedVersioned))
             if versioned == NULL:
                 raise MemoryError("the host has no memory for a DLPack record")
@@ -397,7 +437,6 @@ cdef class Buffer:
             versioned.managed.owner = <void*> self
             versioned.managed.deleter = drop_versioned
             Py_INCREF(self)
-            self.views += 1
             return PyCapsule_New(versioned, b"dltensor_versioned", drop_capsule)
         exported = <Exported*> calloc(1, sizeof(Exported))
         if exported == NULL:
@@ -406,7 +445,6 @@ cdef class Buffer:
         exported.managed.owner = <void*> self
         exported.managed.deleter = drop_exported
         Py_INCREF(self)
-        self.views += 1
         return PyCapsule_New(exported, b"dltensor", drop_capsule)
 
     @property
@@ -433,10 +471,15 @@ cdef bint free_buffer(object given, object allocator) except -1:
         return False
     buffer = <Buffer> given
     if buffer.closed:
-        raise AddressError(f"{buffer!r} was freed already", 0)
+        raise freed_already(buffer)
     if buffer.allocator is not allocator:
         raise AddressError(f"{buffer!r} belongs to another allocator; free it with buffer.close()", buffer.address)
     if buffer.whole is not None:
         raise AddressError(f"{buffer!r} is a slice; free the buffer of which it is a part", buffer.address)
-    buffer.close()
+    if not buffer.end():        # another thread was quicker
+        raise freed_already(buffer)
     return True
+
+
+cdef object freed_already(Buffer buffer):
+    return AddressError(f"{buffer!r} was freed already", 0)

@@ -12,6 +12,7 @@ cdef void report(object exception, object who) noexcept
 
 # Returns the index of an object in a list, by identity and not by equality; -1 if it is not there.
 cdef Py_ssize_t identity_in(list objects, object wanted) noexcept
+cdef int remove_identity(list objects, object unwanted) except -1      # if it is there
 
 cdef class EntryTracker:
     # A tracker that is called with whole entries, as a snapshot under these rules shows them.

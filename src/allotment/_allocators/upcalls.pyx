@@ -1,3 +1,4 @@
+cimport cython
 from cpython.exc cimport PyErr_SetObject
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -28,6 +29,15 @@ cdef Py_ssize_t identity_in(list objects, object wanted) noexcept:
         if objects[place] is wanted:
             return place
     return -1
+
+
+cdef int remove_identity(list objects, object unwanted) except -1:
+    cdef Py_ssize_t place
+    with cython.critical_section(objects):
+        place = identity_in(objects, unwanted)
+        if place >= 0:
+            del objects[place]
+    return 0
 
 
 cdef bint call_free_memory(void* callback) noexcept with gil:

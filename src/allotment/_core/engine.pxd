@@ -94,7 +94,12 @@ cdef inline bint interpreter_lock_suffices(Engine* engine) noexcept nogil:
     It does while no thread can enter without it, and the engine has no user function to call, which could let another
     thread run.
     """
-    return no_thread_can_enter(engine) and engine.trace.tracker == NULL and engine.trace.relay == NULL
+    return no_thread_can_enter(engine) and nobody_is_told(engine)
+
+
+cdef inline bint nobody_is_told(const Engine* engine) noexcept nogil:
+    """Whether the trace has no user function to call."""
+    return engine.trace.tracker == NULL and engine.trace.relay == NULL
 
 
 cdef inline bint engine_is_inside(Engine* engine) noexcept nogil:

@@ -8,6 +8,7 @@ A device may offer more than the contract, as methods; all of them are optional:
     _stream_of_caller()                     stream whose function the calling thread runs: see `stream_of_caller`
 """
 
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
@@ -23,6 +24,7 @@ import threading
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment._devices.graphs import begin_capture
 from allotment.errors import StreamError
 
@@ -40,22 +42,28 @@ cdef bint watching = False
 cdef object watchers = WeakKeyDictionary()
 
 
+cdef object watchers_lock = fork_safe_lock()
+
+
 cdef list watchers_of(Device device):
-    return list(watchers.get(device, ()))
+    with watchers_lock:
+        return list(watchers.get(device, ()))
 
 
 def watch_streams(device: Device, watcher: Any) -> None:
     """Report the actions of a device's streams and events to `watcher`, as long as it lives: see `Sanitizer`."""
     global watching
-    watchers.setdefault(device, WeakSet()).add(watcher)
-    watching = True
+    with watchers_lock:
+        watchers.setdefault(device, WeakSet()).add(watcher)
+        watching = True
 
 
 def unwatch_streams(device: Device, watcher: Any) -> None:
     """Stop reporting to a watcher."""
     global watching
-    watchers.get(device, WeakSet()).discard(watcher)
-    watching = any([list(those) for those in watchers.values()])
+    with watchers_lock:
+        watchers.get(device, WeakSet()).discard(watcher)
+        watching = any([list(those) for those in watchers.values()])
 
 
 cdef class Stream:
@@ -232,10 +240,14 @@ cdef class Stream:
         if self.is_foreign:
             raise StreamError(f"{self!r} was created elsewhere and must be destroyed there")
         require(self.device, self.device.table.stream_destroy != NULL, "stream_destroy")
+        with cython.critical_section(self):
+            if self.destroyed:      # by another thread
+                return
+            self.destroyed = True
         with nogil:
             status = self.device.table.stream_destroy(self.device.table.self, self.handle)
+        self.destroyed = status == OK
         check_status(self.device, status, "stream_destroy")
-        self.destroyed = True
 
     def _is_captured(self) -> bool:
         """Whether its work is being captured into a graph."""

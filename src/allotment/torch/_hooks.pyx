@@ -5,6 +5,7 @@ PyTorch first requests memory on it. They run on PyTorch's threads, mostly witho
 failure as PyTorch's own allocator does: with a C++ exception, never with a null pointer.
 """
 
+cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.stdio cimport fprintf, stderr
@@ -102,9 +103,10 @@ cdef EntryPoints* bind(int device) except NULL:
     tenant = tenant_for(device)
     table = entry_points_of(tenant)
     follow_current_stream(table, current_stream)
-    if tables[device] == NULL:      # otherwise another thread has bound it meanwhile
-        tenants[device] = tenant
-        tables[device] = table
+    with cython.critical_section(tenants):
+        if tables[device] == NULL:      # another thread may have bound it meanwhile
+            tenants[device] = tenant
+            tables[device] = table
     return tables[device]
 
 

@@ -7,6 +7,11 @@ No thread waits for the engine's lock while it holds the interpreter lock. It on
 fails, it releases the interpreter lock and then waits. A request that hits the cache keeps the interpreter lock
 throughout. As long as no thread can enter without that lock (see `interpreter_lock_suffices`), the request needs no
 other lock. A request that calls the device acquires the engine's lock and releases the interpreter lock.
+
+An interpreter without that lock acquires the engine's lock for every request. The critical section of the allocator
+then guards the attributes below that are Python objects, unless they are set once, or are lists, dictionaries and sets
+that are never replaced: those guard themselves. A thread leaves its critical sections when it waits, as it leaves the
+interpreter lock.
 """
 
 from libc.stdint cimport uint32_t
@@ -44,7 +49,7 @@ cdef class Allocator(AllocatorBase):
 
     # State of `history`.
     cdef list trackers, annotations
-    cdef object most_annotations
+    cdef Py_ssize_t most_annotations
     cdef HistoryFile file               # None: memory keeps the history
     cdef list ended_files               # kept because C code may still read them
     # State of `pools`.
@@ -76,6 +81,11 @@ cdef class Allocator(AllocatorBase):
     cdef int free_from_stream(self, address_t address, stream_t stream) except -1
     cdef int free_locking(self, address_t address, uint32_t context, void* buffer) except -1
     cdef int finish_free_locking(self, Block* block, address_t address, uint32_t context) except -1
+
+    # What `record_history` may replace at any time, with a reference of the caller's.
+    cdef HistoryFile present_file(self)
+    cdef object present_recorder(self)
+    cdef list present_annotations(self)
 
     cdef uint32_t request_context(self) except? 0xFFFFFFFF
     cdef uint32_t stack_now(self) except? 0xFFFFFFFF     # the calling thread's context

@@ -27,8 +27,8 @@ from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport (
     engine_add_peer, engine_allocate, engine_allocate_missed, engine_create, engine_destroy, engine_enter, engine_free,
     engine_free_at_once, engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter,
-    free_at_once_inline, interpreter_lock_suffices, needs_no_calls, no_thread_can_enter, serve_from_cache,
-    serve_ordinary)
+    free_at_once_inline, interpreter_lock_suffices, needs_no_calls, no_thread_can_enter, nobody_is_told,
+    serve_from_cache, serve_ordinary)
 from allotment._core.mechanism.address_map cimport address_take
 from allotment._core.mechanism.frees cimport free_later, free_asking_device, is_freed_at_once
 from allotment._core.mechanism.address_lookup cimport AddressLookup, find_address
@@ -47,7 +47,7 @@ from allotment._core.records.trace cimport trace_track
 from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_arguments, read_block, read_size
 from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment._core.tools.numbers cimport int_value, is_plain_int
-from allotment._core.tools.weak_references cimport clear_weak_references
+from allotment._core.tools.weak_references cimport clear_weak_references_first
 from allotment._devices.streams cimport await_work, has_no_work, stream_of_caller
 
 import threading
@@ -192,7 +192,6 @@ cdef class Allocator(AllocatorBase):
 
     def __dealloc__(self):
         cdef Engine* engine = self.engine
-        clear_weak_references(self)
         if engine == NULL or self.pointer_holders != 0:
             return
         trace_track(&engine.trace, NULL, NULL)
@@ -421,7 +420,19 @@ cdef class Allocator(AllocatorBase):
         """Variant of `try_once` that logs nothing."""
         cdef Engine* engine = self.engine
         cdef address_t address
+        cdef Block* block
         self.enter()
+        if nobody_is_told(engine) and needs_no_calls(engine) and not engine.uncached:
+            # A hit calls nobody, so this thread keeps the interpreter: to let it go costs as much as the hit.
+            block = serve_from_cache(engine, request)
+            if block != NULL or request.failure.reason != NO_FAILURE:
+                address = block.address if block != NULL else 0
+                engine_leave(engine)
+                return address
+            with nogil:
+                address = engine_allocate_missed(engine, request)
+                engine_leave(engine)
+            return address
         with nogil:
             address = engine_allocate(engine, request)
             engine_leave(engine)
@@ -512,7 +523,8 @@ cdef class Allocator(AllocatorBase):
         """Do the whole free under the engine's lock."""
         cdef Engine* engine = self.engine
         cdef Failure failure
-        cdef bint ok
+        cdef Block* block
+        cdef bint ok, at_once
         if not engine_try_enter(engine):
             if engine_is_inside(engine):
                 if buffer != NULL and not self.owners.give_up(address, buffer):
@@ -527,9 +539,19 @@ cdef class Allocator(AllocatorBase):
         if self.sanitizer is not None:
             engine_leave(engine)
             return self.free_into_quarantine(address, context)
-        with nogil:
-            ok = engine_free(engine, address, context, &failure)
-            self.leave(ok, &failure)
+        block = address_take(engine, address)
+        at_once = is_freed_at_once(block)
+        if at_once and nobody_is_told(engine):
+            engine_free_at_once(engine, block, context)     # calls nobody, so this thread keeps the interpreter
+            engine_leave(engine)
+        else:
+            with nogil:
+                ok = True
+                if at_once:
+                    engine_free_at_once(engine, block, context)
+                else:
+                    ok = free_asking_device(engine, block, address, context, &failure)
+                self.leave(ok, &failure)
         if self.closed:
             self.shut()         # returns blocks that were in use at the close, as they are freed
         return 0
@@ -538,11 +560,23 @@ cdef class Allocator(AllocatorBase):
 
     cdef uint32_t request_context(self) except? 0xFFFFFFFF:
         """Begin a request while something is recorded: wait for a history file that is behind; return the stack."""
-        cdef HistoryFile file = self.file
+        cdef HistoryFile file = self.present_file()
         if file is not None and not engine_is_inside(self.engine):
             while not spool_pace(&file.spool):
                 PyErr_CheckSignals()
         return self.stack_now() if self.level >= STATE else 0
+
+    @cython.critical_section
+    cdef HistoryFile present_file(self):
+        return self.file
+
+    @cython.critical_section
+    cdef object present_recorder(self):
+        return self.recorder
+
+    @cython.critical_section
+    cdef list present_annotations(self):
+        return self.annotations
 
     cdef uint32_t stack_now(self) except? 0xFFFFFFFF:
         if self.gather != NULL:
@@ -553,7 +587,9 @@ cdef class Allocator(AllocatorBase):
         thread = PyThread_get_thread_ident()
         if thread in self.recording:
             return 0            # the recorder itself makes this request
-        recorder = self.recorder
+        recorder = self.present_recorder()
+        if recorder is None:
+            return capture_stack()
         self.recording.add(thread)
         try:
             return intern_frames(recorder())
@@ -580,10 +616,12 @@ cdef class Allocator(AllocatorBase):
     cdef void wait_outside(self) noexcept:
         """Enter the engine, releasing the interpreter lock while waiting."""
         cdef Engine* engine = self.engine
-        engine.outside += 1
+        if has_interpreter_lock():
+            engine.outside += 1
         with nogil:
             engine_enter(engine)
-        engine.outside -= 1
+        if has_interpreter_lock():
+            engine.outside -= 1
 
     cdef bint enter_making_objects(self) except -1:
         self.enter()
@@ -993,3 +1031,6 @@ cdef class Allocator(AllocatorBase):
 
     cdef int require_awake(self, address_t address) except -1:
         return Sleep(self).require_awake(address) if self.kept else 0
+
+
+clear_weak_references_first(Allocator)

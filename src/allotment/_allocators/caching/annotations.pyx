@@ -1,3 +1,4 @@
+cimport cython
 from libc.stdint cimport uintptr_t
 
 from allotment._allocators.upcalls cimport report
@@ -26,10 +27,12 @@ cdef class Annotations:
         self.behind = self.table = device.table
         replace_functions(&self.table)
 
+    @cython.critical_section
     cdef void open_engine(self, Engine* engine) noexcept:
         self.engines[<uintptr_t> engine] = <uintptr_t> engine.table
         engine.table = &self.table
 
+    @cython.critical_section
     cdef void close_engine(self, Engine* engine) noexcept:
         table = self.engines.pop(<uintptr_t> engine, None)
         if table is not None:
@@ -47,24 +50,28 @@ cdef class Annotations:
             self.domain.pop_range()
             if change == 0:
                 return
-            self.reserved += change
-            for engine in self.engines:
-                allocated += tally_now(&(<Engine*> <uintptr_t> engine).stats.allocated_bytes)
-            self.reserved_counter.sample(self.reserved)
+            with cython.critical_section(self):     # no engine goes meanwhile
+                self.reserved += change
+                reserved = self.reserved
+                for engine in self.engines:
+                    allocated += tally_now(&(<Engine*> <uintptr_t> engine).stats.allocated_bytes)
+            self.reserved_counter.sample(reserved)
             self.allocated_counter.sample(allocated)
         except BaseException as error:
             report(error, self)
 
 
 cdef Annotations annotate(Device device, Engine* engine):
-    cdef Annotations found = BY_DEVICE.get(<uintptr_t> device.table.self)
-    if found is None or not found.engines:      # another device may have the address of one that is gone
-        domain = listening_domain()
-        if domain is None:
-            return None
-        found = Annotations(device, domain)
-        BY_DEVICE[<uintptr_t> device.table.self] = found
-    found.open_engine(engine)
+    cdef Annotations found
+    domain = listening_domain()
+    if domain is None:
+        return None
+    with cython.critical_section(BY_DEVICE):
+        found = BY_DEVICE.get(<uintptr_t> device.table.self)
+        if found is None or not found.engines:      # another device may have the address of one that is gone
+            found = Annotations(device, domain)
+            BY_DEVICE[<uintptr_t> device.table.self] = found
+        found.open_engine(engine)
     return found
 
 
@@ -84,7 +91,7 @@ cdef object listening_domain():
 def _end() -> None:
     """End a range. C code may release memory when the interpreter is gone."""
     cdef Annotations annotations
-    for annotations in BY_DEVICE.values():
+    for annotations in list(BY_DEVICE.values()):
         for engine in list(annotations.engines):
             annotations.close_engine(<Engine*> <uintptr_t> engine)
 

@@ -35,9 +35,10 @@ cdef int c_step_add(object allocator, step_t step, void* self, int tries) except
     called.step = step
     called.owner = self
     remover = allocator.on_out_of_memory(called, tries=tries)
-    latest += 1
-    removers[latest] = remover
-    return latest
+    with cython.critical_section(removers):
+        latest += 1
+        removers[latest] = remover
+        return latest
 
 
 cdef bint c_step_remove(int number) except -1:

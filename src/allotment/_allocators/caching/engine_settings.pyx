@@ -22,7 +22,7 @@ cdef int apply_to_engine(Allocator allocator, object settings) except -1:
     fill_tuning(&tuning, settings)
     fill_rules(&rules, chosen)
     reserves = reserves_of(allocator, settings, allocator.reserve_classes)
-    if not allocator.current_settings.expandable_segments:
+    if not allocator.present_settings().expandable_segments:
         warn_of_plain_segments(allocator.device, settings)   # first: a filter may make it an error
     allocator.enter()
     if chosen is not allocator.rules and (
@@ -60,7 +60,8 @@ cdef list reserves_of(Allocator allocator, object settings, dict classes):
     by_class = dict(settings.expandable_segments_reserve_by_class)
     return [
         (None, 0 if whole is None else whole.bytes_of(total)),
-        *[(stream, by_class[name].bytes_of(total) if name in by_class else 0) for stream, name in classes.items()],
+        *[(stream, by_class[name].bytes_of(total) if name in by_class else 0)
+          for stream, name in list(classes.items())],       # another thread may add one
     ]
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allotment._allocators.upcalls import report_unraisable
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 
 if TYPE_CHECKING:
     from allotment.errors import OutOfMemoryFacts
@@ -39,6 +40,7 @@ class Handlers:
     """
 
     def __init__(self) -> None:
+        self._lock = fork_safe_lock()  # held while the handlers change
         self._handlers: tuple[_Handler, ...] = ()
         self._inside: set[int] = set()
 
@@ -49,10 +51,12 @@ class Handlers:
 
     def add(self, step: Step, tries: int) -> Callable[[], None]:
         handler = _Handler(step, tries)
-        self._handlers += (handler,)
+        with self._lock:
+            self._handlers += (handler,)
 
         def remove() -> None:
-            self._handlers = tuple(kept for kept in self._handlers if kept is not handler)
+            with self._lock:
+                self._handlers = tuple(kept for kept in self._handlers if kept is not handler)
 
         return remove
 

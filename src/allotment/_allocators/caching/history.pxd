@@ -12,6 +12,7 @@ cdef class History(Part):
 
     cdef int start_file(self, HistoryFile file) except -1
     cdef int end_file(self) except -1
+    cdef list attached(self)
     cdef bint replace_trackers(self, object gone, object new) except -1
     cdef TraceRecord* copy_history(self, size_t* count) except NULL
     cdef list entries(self)

@@ -77,18 +77,26 @@ cdef class History(Part):
 
         Raises RequestError if it is not attached.
         """
-        for attached in list(self.allocator.trackers):
+        for attached in self.attached():
             function = (<EntryTracker> attached).tracker if isinstance(attached, EntryTracker) else attached
             if function == tracker and self.replace_trackers(attached, None):
                 return
         raise RequestError(f"{tracker!r} is not a tracker of {self.allocator!r}, or it is detached already")
+
+    cdef list attached(self):
+        """The trackers. That list never changes; another thread may put another one in its place."""
+        cdef list trackers
+        self.allocator.enter()
+        trackers = self.allocator.trackers
+        engine_leave(self.allocator.engine)
+        return trackers
 
     cdef bint replace_trackers(self, object gone, object new) except -1:
         """Remove one tracker, or add one; return False if it is not attached.
 
         The list that the engine has never changes.
         """
-        cdef list before = self.allocator.trackers
+        cdef list before = None
         cdef list after
         cdef bint collects = self.allocator.enter_making_objects()
         try:
@@ -171,6 +179,7 @@ cdef class History(Part):
     ) -> None:
         """See `Allocator.record_history`."""
         cdef Engine* engine = self.allocator.engine
+        cdef HistoryFile before
         cdef bint listens, forgets
         cdef int level
         cdef size_t most = NO_END if max_entries is None else entry_count(max_entries)
@@ -192,7 +201,8 @@ cdef class History(Part):
         if file is not None and (enabled != "all" or max_entries is not None):
             raise RequestError(
                 "record_history: a file takes every event; leave out max_entries, and enabled other than 'all'")
-        if file is not None and self.allocator.file is not None and (<HistoryFile> self.allocator.file).writes_to(file):
+        before = self.allocator.present_file()
+        if file is not None and before is not None and before.writes_to(file):
             self.end_file()
         streamed = None if file is None else HistoryFile(file)
         listens = enabled is not None
@@ -212,10 +222,11 @@ cdef class History(Part):
         engine_leave(engine)
         if streamed is not None:
             self.start_file(streamed)
-        self.allocator.recorder = recorder if listens else None
-        self.allocator.most_annotations = most
-        if forgets:
-            self.allocator.annotations = []       # the old ones free their objects outside the lock
+        with cython.critical_section(self.allocator):
+            self.allocator.recorder = recorder if listens else None
+            self.allocator.most_annotations = most
+            if forgets:
+                self.allocator.annotations = []   # the old ones free their objects outside the engine's lock
 
     cdef int start_file(self, HistoryFile file) except -1:
         """Send the history to a file from now on. The arrangement at its begin is of the same moment."""
@@ -224,7 +235,12 @@ cdef class History(Part):
         cdef bint ok
         begins = io.BytesIO()
         self.allocator.enter()
-        self.allocator.file = file        # first: the file must live as long as the engine knows the spool
+        while self.allocator.engine.trace.spool != NULL:    # another thread has begun one meanwhile
+            engine_leave(self.allocator.engine)
+            self.end_file()
+            self.allocator.enter()
+        with cython.critical_section(self.allocator):
+            self.allocator.file = file    # first: the file must live as long as the engine knows the spool
         with nogil:
             ok = walk_segments(self.allocator.engine, 0, 0, &arrangement)
             if ok:
@@ -236,7 +252,7 @@ cdef class History(Part):
             if not ok:
                 raise MemoryError("the host has no memory for a snapshot")
             device = self.allocator.device.table.device
-            settings = self.allocator.current_settings.as_pytorch_dict()
+            settings = self.allocator.present_settings().as_pytorch_dict()
             shown = assembled(segment_dicts(&arrangement, device), {}, device + 1, settings, [])
             shown["device"] = device
             shown["torch_version"] = self.allocator.rules.version
@@ -253,7 +269,7 @@ cdef class History(Part):
 
     cdef int end_file(self) except -1:
         """Write the rest of a history file and close it. Raises the error of writing."""
-        cdef HistoryFile file = self.allocator.file
+        cdef HistoryFile file = self.allocator.present_file()
         if file is None:
             return 0
         self.allocator.enter()
@@ -262,8 +278,10 @@ cdef class History(Part):
             self.allocator.engine.trace.spool = NULL
             trace_listen(&self.allocator.engine.trace, False, 1)
             spool_flush(&file.spool)
+        with cython.critical_section(self.allocator):
+            if self.allocator.file is file:     # and not what another thread has begun since
+                self.allocator.file = None
         engine_leave(self.allocator.engine)
-        self.allocator.file = None
         if self.allocator.pointer_holders != 0:
             self.allocator.ended_files.append(file)
         return file.finish()
@@ -273,7 +291,7 @@ cdef class History(Part):
 
     def _flush(self):
         """Queue the records that do not fill a batch yet."""
-        cdef HistoryFile file = self.allocator.file
+        cdef HistoryFile file = self.allocator.present_file()
         self.allocator.enter()
         if file is not None and self.allocator.engine.trace.spool == <void*> &file.spool:
             spool_flush(&file.spool)
@@ -292,12 +310,15 @@ cdef class History(Part):
 
         It gets the device's index and the time. Does nothing while no history is recorded.
         """
+        cdef HistoryFile file
         if self.allocator.engine.trace.history:
             note = {**pairs, "device": self.allocator.device.table.device, "time_us": time.time_ns() // 1000}
-            if self.allocator.file is not None:
-                self.allocator.file.notes = [*self.allocator.file.notes, note]
+            file = self.allocator.present_file()
+            if file is not None:
+                file.add_note(note)
                 return
-            self.allocator.annotations = [*self.allocator.annotations, note][-self.allocator.most_annotations:]
+            with cython.critical_section(self.allocator):
+                self.allocator.annotations = [*self.allocator.annotations, note][-self.allocator.most_annotations:]
 
     # --- snapshots ---
 
@@ -357,10 +378,10 @@ cdef class History(Part):
 
     def snapshot(self, pool: PoolId = (0, 0), include_traces: bool = True) -> dict[str, Any]:
         """See `Allocator.snapshot`."""
-        annotations = [dict(annotation) for annotation in self.allocator.annotations]
+        annotations = [dict(annotation) for annotation in self.allocator.present_annotations()]
         traces = self.entries() if include_traces else []
         device = self.allocator.device.table.device
-        settings = self.allocator.current_settings.as_pytorch_dict()
+        settings = self.allocator.present_settings().as_pytorch_dict()
         shown = assembled(self.segments(pool), {device: traces}, device + 1, settings, annotations)
         views = self.mappings()
         return shown if views is None else {**shown, VIEWS: views}

@@ -13,7 +13,8 @@ from allotment._core.records.spool cimport Batch, Spool
 cdef class HistoryFile:
     cdef Spool spool
     cdef object path, file, allocator, thread, error
-    cdef list notes                     # external annotations not yet written
+    cdef object lock                    # held to start and to finish
+    cdef list notes                     # external annotations not yet written; its critical section guards it
     cdef int descriptor
     cdef unsigned char* buffer
     cdef Batch* batch                   # taken and not yet written
@@ -22,6 +23,8 @@ cdef class HistoryFile:
     cdef bint finishing
 
     cdef int start(self, object allocator, bytes snapshot) except -1
+    cdef int add_note(self, dict note) except -1
+    cdef list take_notes(self)
     cdef bint writes_to(self, object path) except -1
     cdef int finish(self) except -1
     cdef int drain(self) noexcept nogil

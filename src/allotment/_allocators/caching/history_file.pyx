@@ -1,3 +1,4 @@
+cimport cython
 from libc.errno cimport EINTR, errno
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t
@@ -17,6 +18,7 @@ import threading
 import weakref
 
 from allotment._core.edge.words import HISTORY_MAGIC
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment.errors import RequestError
 
 try:
@@ -109,6 +111,7 @@ cdef class HistoryFile:
             raise MemoryError("the host has no memory for a history")
         self.path = os.fspath(path)
         self.notes = []
+        self.lock = fork_safe_lock()
         self.file = opened_alone(path)
         self.descriptor = self.file.fileno()
 
@@ -119,12 +122,26 @@ cdef class HistoryFile:
 
     cdef int start(self, object allocator, bytes snapshot) except -1:
         """Begin the file with the state at the begin of the recording, and write from now on."""
-        self.allocator = weakref.ref(allocator)
-        self.put_frame(SNAPSHOT, snapshot, 0)
-        self.thread = threading.Thread(target=self._write, name="allotment-history", daemon=True)
-        self.thread.start()
-        open_files.add(self)
+        with self.lock:
+            if self.finishing:      # another thread has ended it already
+                return 0
+            self.allocator = weakref.ref(allocator)
+            self.put_frame(SNAPSHOT, snapshot, 0)
+            self.thread = threading.Thread(target=self._write, name="allotment-history", daemon=True)
+            self.thread.start()
+            open_files.add(self)
         return 0
+
+    @cython.critical_section
+    cdef int add_note(self, dict note) except -1:
+        self.notes.append(note)
+        return 0
+
+    @cython.critical_section
+    cdef list take_notes(self):
+        cdef list notes = self.notes
+        self.notes = []
+        return notes
 
     cdef bint writes_to(self, object path) except -1:
         try:
@@ -134,11 +151,12 @@ cdef class HistoryFile:
 
     cdef int finish(self) except -1:
         """Write the rest and close. Raises the error of writing. pre: the trace no longer uses the file"""
-        self.finishing = True
-        if self.thread is None:         # it was never started
-            spool_close(&self.spool)
-            self.file.close()
-        elif self.thread is not threading.current_thread():
+        with self.lock:
+            self.finishing = True
+            if self.thread is None:     # it was never started
+                spool_close(&self.spool)
+                self.file.close()
+        if self.thread not in (None, threading.current_thread()):
             spool_close(&self.spool)
             self.thread.join()
         open_files.discard(self)
@@ -211,7 +229,7 @@ cdef class HistoryFile:
         """Write what needs the interpreter: the batch's new stacks and names, annotations, what was lost."""
         cdef uint32_t last_name = 0
         cdef uint32_t last_stack = 0
-        cdef list notes = self.notes
+        cdef list notes = self.take_notes()
         if self.batch != NULL:
             last_stack = last_context(self.batch.records, self.batch.count, &last_name)
         if last_stack > self.stacks_told:
@@ -224,7 +242,6 @@ cdef class HistoryFile:
                 name_of(number) for number in range(self.names_told + 1, last_name + 1)]]).encode(), 0)
             self.names_told = last_name
         if notes:
-            self.notes = []
             self.put_frame(NOTES, json.dumps(notes, default=str).encode(), 0)
         if self.spool.lost > self.lost_told:
             self.put_frame(LOST, b"", min(self.spool.lost - self.lost_told, <size_t> 0xFFFFFFFF))

@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.tags cimport tag as tag_object
 from allotment._allocators.parts cimport ObservedLimits
-from allotment._allocators.upcalls cimport call_free_memory, identity_in
+from allotment._allocators.upcalls cimport call_free_memory, remove_identity
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport engine_leave, pool_of_tag
@@ -175,8 +175,9 @@ cdef class Limits(ObservedLimits):
         count = operator.index(tries)
         if count < 1:
             raise RequestError(f"on_out_of_memory: tries must be 1 or more, not {count}")
-        if self.allocator.handlers is None:
-            self.allocator.handlers = Handlers()
+        with cython.critical_section(self.allocator):
+            if self.allocator.handlers is None:
+                self.allocator.handlers = Handlers()
         return self.allocator.handlers.add(read_callable(step, "a step"), count)
 
     def _frees_so_far(self) -> int:
@@ -239,13 +240,13 @@ cdef class Limits(ObservedLimits):
             engine_leave(self.allocator.engine)
         finally:
             if not ok:
-                del self.allocator.callbacks[identity_in(self.allocator.callbacks, callback)]
+                remove_identity(self.allocator.callbacks, callback)
         if not ok:
             raise MemoryError("the host has no memory for the allocator's own records")
 
     def remove_free_memory_callback(self, callback: Callable[[], bool]) -> None:
         """Stop calling a callback. Raises RequestError if it was not added, or is removed already."""
-        cdef list unneeded = self.allocator.removed_callbacks
+        cdef list unneeded = None
         cdef bint removed = False
         cdef bint collects
         for kept in list(self.allocator.callbacks):
@@ -258,7 +259,7 @@ cdef class Limits(ObservedLimits):
                         unneeded = self.allocator.removed_callbacks
                         is_running = self.allocator.engine.callback_runs != NULL
                         self.allocator.removed_callbacks = [*unneeded, kept] if is_running else []
-                        del self.allocator.callbacks[identity_in(self.allocator.callbacks, kept)]
+                        remove_identity(self.allocator.callbacks, kept)
                 finally:
                     self.allocator.leave_making_objects(collects)
                 if removed:

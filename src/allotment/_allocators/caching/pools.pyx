@@ -121,7 +121,10 @@ cdef class Pools(Part):
 
     cdef int close_forgotten(self) except -1:
         while self.allocator.forgotten_pools:
-            pool, is_closed = self.allocator.forgotten_pools.pop()
+            try:
+                pool, is_closed = self.allocator.forgotten_pools.pop()
+            except IndexError:      # another thread was quicker
+                break
             try:
                 if is_closed:
                     self.close(pool)
@@ -250,12 +253,14 @@ cdef class Pools(Part):
         cdef Failure failure
         cdef bint ok
         read_pool_id(pool, &first, &second)
-        if (first, second) in self.allocator.lent:
-            raise PoolError(f"pool {(first, second)} on {self.allocator.device.name} is lent already")
         self.allocator.enter()
+        if (first, second) in self.allocator.lent:
+            engine_leave(self.allocator.engine)
+            raise PoolError(f"pool {(first, second)} on {self.allocator.device.name} is lent already")
         ok = pool_set_lent(self.allocator.engine, first, second, True, &failure)
+        if ok:
+            self.allocator.lent.add((first, second))
         self.allocator.leave(ok, &failure)
-        self.allocator.lent.add((first, second))
 
     def _take_back(self, pool: PoolId, owned: frozenset[int]) -> list[int]:
         """End `_lend`; return the addresses of blocks that others still have in use there."""
@@ -371,25 +376,29 @@ cdef class Pools(Part):
         """Return the buffers that own blocks of an arrangement, without keeping them alive."""
         cdef dict found = {}
         cdef address_t address
-        cdef void* buffer
         cdef size_t i
         for i in range(arrangement.block_count):
             address = arrangement.blocks[i].address
-            buffer = self.allocator.owners.owner_of(address) if arrangement.blocks[i].state == STATE_ALLOCATED else NULL
-            if buffer != NULL:
-                found[address] = ref(<object> buffer)
+            buffer = self.allocator.owners.owner_of(address) if arrangement.blocks[i].state == STATE_ALLOCATED else None
+            if buffer is not None:
+                found[address] = ref(buffer)
         return found
 
     cdef int hand_over(self, const AddressList* freed, const AddressList* created, dict buffers) except -1:
-        """After a restore, remove the owners of freed blocks and restore the owners of blocks that came back."""
+        """After a restore, remove the owners of freed blocks and restore the owners of blocks that came back.
+
+        Returns how many reserved places it used.
+        """
         cdef size_t i
+        cdef int used = 0
         for i in range(freed.count):
             self.allocator.owners.end(freed.addresses[i])
         for i in range(created.count):
             buffer = buffers.get(created.addresses[i])
             if buffer is not None:
-                self.allocator.owners.put(created.addresses[i], <void*> buffer)
-        return 0
+                self.allocator.owners.put(created.addresses[i], buffer)
+                used += 1
+        return used
 
     def restore(self, state: PoolState) -> tuple[list[int], list[int]]:
         """Restore a pool to `state`; return (addresses that this freed, addresses in use again).
@@ -407,6 +416,7 @@ cdef class Pools(Part):
         cdef Failure failure
         cdef bint ok
         cdef size_t i
+        cdef size_t unused = 0      # places that are reserved for owners
         if not isinstance(state, PoolState):
             raise CheckpointError(f"restore needs a PoolState from Pool.checkpoint, not {type(state).__name__}")
         if getattr(state, "allocator", None) is not self.allocator:
@@ -422,6 +432,7 @@ cdef class Pools(Part):
             except (AttributeError, OverflowError, TypeError) as error:
                 raise CheckpointError(f"this PoolState was not made by Pool.checkpoint: {error}") from None
             self.allocator.owners.reserve(len(buffers))
+            unused = len(buffers)
             self.allocator.enter()
             try:
                 with nogil:
@@ -429,7 +440,7 @@ cdef class Pools(Part):
                         self.allocator.engine, first, second, &arrangement, context, &freed, &created, &failure)
                 if ok:
                     # Before another thread enters, which could get an address that a buffer still believes to own.
-                    self.hand_over(&freed, &created, buffers)
+                    unused -= self.hand_over(&freed, &created, buffers)
             finally:
                 engine_leave(self.allocator.engine)
             if not ok:
@@ -437,6 +448,7 @@ cdef class Pools(Part):
             return ([freed.addresses[i] for i in range(freed.count)],
                     [created.addresses[i] for i in range(created.count)])
         finally:
+            self.allocator.owners.unreserve(unused)
             arrangement_clear(&arrangement)
             free(freed.addresses)
             free(created.addresses)
@@ -448,9 +460,10 @@ cdef class Pools(Part):
         """
         if not isinstance(name, str):
             raise TypeError(f"the class of a stream must be a text, not {type(name).__name__}")
-        classes = {**self.allocator.reserve_classes, self.allocator.stream_handle(stream): name}
-        apply_reserves(self.allocator, reserves_of(self.allocator, self.allocator.current_settings, classes))
-        self.allocator.reserve_classes = classes
+        handle = self.allocator.stream_handle(stream)
+        apply_reserves(
+            self.allocator, reserves_of(self.allocator, self.allocator.present_settings(), {handle: name})[1:])
+        self.allocator.reserve_classes[handle] = name
 
     @property
     def caching(self) -> bool:

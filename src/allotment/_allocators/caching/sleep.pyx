@@ -152,7 +152,7 @@ cdef class Sleep(Part):
         self.forget_gone()
         mine, _ = self.pools_of_tenant(whose.name)
         return sorted(
-            pool for pool in self.allocator.kept
+            pool for pool in list(self.allocator.kept)
             if pool in mine or self.allocator.paused_for.get(pool) == whose.name)
 
     cdef tuple pools_of_tenant(self, str name):
@@ -173,7 +173,7 @@ cdef class Sleep(Part):
     def paused(self) -> set[str | PoolId]:
         """See `Allocator.paused`."""
         self.forget_gone()
-        return {self.name_of_pool(first, second) for first, second in self.allocator.kept}
+        return {self.name_of_pool(first, second) for first, second in list(self.allocator.kept)}
 
     cdef int forget_gone(self) except -1:
         """Contents of pools that are gone are wanted by nobody. Another one, awake, may have the id by now."""

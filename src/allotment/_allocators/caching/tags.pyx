@@ -9,16 +9,39 @@ from allotment._allocators.current import all_holders
 from allotment.errors import RequestError
 
 cdef bint noticed = False       # whether allocators made before the first tag know of tags; later ones always do
+# The critical section of this object guards these two. While a number has a holder, no other name gets it.
+cdef object guard = object()
 cdef uint32_t[TAGS_MOST + 1] holders    # by number: tag objects, and threads inside
 cdef bint[TAGS_MOST + 1] wanted         # by number: whether an object was made since `forget_unused` searched for pools
 
 
+cdef uint32_t held_number(str name) except? 0:
+    """The number of a tag, with a holder more; 0 if there is none left."""
+    cdef uint32_t number
+    with cython.critical_section(guard):
+        number = tag_number(name, True)
+        if number != 0:
+            holders[number] += 1
+            wanted[number] = True
+    return number
+
+
+cdef void hold(uint32_t number) noexcept:
+    with cython.critical_section(guard):
+        holders[number] += 1
+
+
+cdef void let_go(uint32_t number) noexcept:
+    with cython.critical_section(guard):
+        holders[number] -= 1
+
+
 cdef uint32_t number_for(str name) except 0:
-    """Return the number of a tag; if none is left, reuse that of a tag that nobody uses."""
-    cdef uint32_t number = tag_number(name, True)
+    """Return the number of a tag, held; if none is left, reuse that of a tag that nobody uses."""
+    cdef uint32_t number = held_number(name)
     if number == 0:
         forget_unused()
-        number = tag_number(name, True)
+        number = held_number(name)
     if number == 0:
         raise RequestError(
             f"too many tags: a process can use {TAGS_MOST} at once, and {name!r} is one more; `empty_cache` of the "
@@ -38,8 +61,9 @@ cdef int forget_unused() except -1:
             sleep._forget_idle_tags()
             used.update(sleep.tags())
     for number in range(1, TAGS_MOST + 1):
-        if holders[number] == 0 and not wanted[number] and tag_name(number) not in used:
-            tag_forget(number)
+        with cython.critical_section(guard):
+            if holders[number] == 0 and not wanted[number] and tag_name(number) not in used:
+                tag_forget(number)
     return 0
 
 
@@ -64,8 +88,6 @@ cdef class tag:     # noqa: N801: entered like a function
         if self.number != 0:
             raise TypeError(f"{self!r} exists already; make another tag")
         self.number = number_for(name)
-        holders[self.number] += 1
-        wanted[self.number] = True
         self.before = []
         if not noticed:
             noticed = True
@@ -76,7 +98,7 @@ cdef class tag:     # noqa: N801: entered like a function
 
     def __dealloc__(self):
         if self.number != 0:
-            holders[self.number] -= 1
+            let_go(self.number)
 
     @property
     def name(self) -> str:
@@ -85,12 +107,12 @@ cdef class tag:     # noqa: N801: entered like a function
 
     def __enter__(self) -> Self:
         self.before.append(tag_enter(self.number))
-        holders[self.number] += 1
+        hold(self.number)
         return self
 
     def __exit__(self, kind, error, traceback):
         tag_enter(self.before.pop())
-        holders[self.number] -= 1
+        let_go(self.number)
 
     def __repr__(self):
         return f"<tag {tag_name(self.number)!r}>"

@@ -32,7 +32,7 @@ from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_size, refuse_pickling
 from allotment._core.tools.lock cimport lock_give, lock_try, lock_wait
 from allotment._core.tools.numbers cimport is_plain_int
-from allotment._core.tools.weak_references cimport clear_weak_references
+from allotment._core.tools.weak_references cimport clear_weak_references_first
 
 import os
 
@@ -129,7 +129,6 @@ cdef class CachingAllocator(HostMemory):
 
     def __dealloc__(self):
         cdef Cache* cache = self.cache
-        clear_weak_references(self)
         if cache != NULL:
             with nogil:
                 cache_destroy(cache)
@@ -248,9 +247,10 @@ cdef class CachingAllocator(HostMemory):
 
         C code may call it at any time, so the allocator then lives as long as the process.
         """
-        if self.table.size == 0:
-            self.table = entry_points_of(self.cache)
-            Py_INCREF(self)
+        with cython.critical_section(self):
+            if self.table.size == 0:
+                self.table = entry_points_of(self.cache)
+                Py_INCREF(self)
         return PyCapsule_New(&self.table, "allotment.cpu.entry_points", NULL)
 
     def check_invariants(self) -> None:
@@ -260,6 +260,9 @@ cdef class CachingAllocator(HostMemory):
             rule = cache_broken_rule(self.cache)
         if rule != NULL:
             raise InvariantError((<bytes> rule).decode(), repr(self))
+
+
+clear_weak_references_first(CachingAllocator)
 
 
 cdef class Guard:

@@ -1,3 +1,4 @@
+cimport cython
 from cpython.pystate cimport PyThreadState
 from libc.stdlib cimport calloc, free as free_memory
 
@@ -12,6 +13,7 @@ from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.interpreter cimport interpreter_ends, let_interpreter_go, take_interpreter_back
 from allotment._core.tools.lock cimport lock_give, lock_is_mine, lock_try, lock_wait, lock_wait_outside
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
+from allotment._core.tools.weak_references cimport clear_weak_references_first
 
 import warnings
 
@@ -738,10 +740,11 @@ cdef class PinnedBlocks:
         cdef Fault fault
         cdef status_t status = OK
         cdef bint ok
-        if self.background is not None:
-            self.background.stop()
-            self.background = None
+        with cython.critical_section(self):
+            background, self.background = self.background, None
             self.has_background = False
+        if background is not None:
+            background.stop()
         if not self.enter(&fault):
             self.raise_fault(&fault)
         ok = self.await_all(&fault) and self.empty_all(&fault)
@@ -896,6 +899,9 @@ cdef class PinnedBlocks:
         self.memory.releasing.total = self.memory.releasing.count = 0
 
 
+clear_weak_references_first(PinnedBlocks)
+
+
 cdef dict count_dict(const Count* count):
     return {"current": count.current, "peak": count.peak, "allocated": count.allocated, "freed": count.freed}
 
@@ -926,19 +932,28 @@ cdef const char* pool_words(Reason reason) noexcept nogil:
 
 
 cdef void start_background(PinnedBlocks blocks) noexcept with gil:
-    if interpreter_ends() or blocks.has_background:
+    if interpreter_ends():
         return
-    try:
-        blocks.background = Background(blocks)
+    with cython.critical_section(blocks):
+        if blocks.has_background:       # another thread was quicker
+            return
         blocks.has_background = True
+    try:
+        background = Background(blocks)
+        with cython.critical_section(blocks):
+            blocks.background = background
     except RuntimeError as error:       # no thread can be started: requests look themselves
-        blocks.looks_in_background = False
+        blocks.looks_in_background = blocks.has_background = False
         warn(f"pinned memory is not looked at in the background: {error}")
 
 
 cdef void wake_background(PinnedBlocks blocks) noexcept with gil:
-    if not interpreter_ends() and blocks.background is not None:
-        blocks.background.wake()
+    if interpreter_ends():
+        return
+    with cython.critical_section(blocks):
+        background = blocks.background
+    if background is not None:
+        background.wake()
 
 
 cdef void warn_that_it_stays(PinnedBlocks blocks, const Fault* fault) noexcept with gil:

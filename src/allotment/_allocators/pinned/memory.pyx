@@ -1,3 +1,4 @@
+cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
@@ -10,6 +11,7 @@ from allotment._core.tools.arguments cimport read_arguments
 from allotment._core.tools.forks cimport SHORT_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment._core.tools.lock cimport lock_give, lock_try, lock_wait_outside
+from allotment._core.tools.weak_references cimport clear_weak_references_first
 
 import warnings
 
@@ -162,26 +164,31 @@ cdef inline void enter(Lock* lock) noexcept nogil:
         lock_wait_outside(lock)
 
 
+cdef void remember(PinnedMemory memory, object error) noexcept:
+    with cython.critical_section(memory):
+        memory.last_error = error
+
+
 cdef status_t obtain_pages(PinnedMemory memory, bytes_t size, address_t* address) noexcept with gil:
-    memory.last_error = None
+    remember(memory, None)
     try:
         address[0] = memory.pages.obtain(size)
         return OK if address[0] != 0 else OUT_OF_MEMORY
     except MemoryError as error:
-        memory.last_error = error
+        remember(memory, error)
         return OUT_OF_MEMORY
     except BaseException as error:
-        memory.last_error = error
+        remember(memory, error)
         return DEVICE_ERROR
 
 
 cdef status_t release_pages(PinnedMemory memory, address_t address) noexcept with gil:
     """NOT_READY: they are not registered pages."""
-    memory.last_error = None
+    remember(memory, None)
     try:
         return OK if memory.pages.release(address) else NOT_READY
     except BaseException as error:
-        memory.last_error = error
+        remember(memory, error)
         return DEVICE_ERROR
 
 
@@ -195,7 +202,10 @@ cdef void warn_of_unlocked(PinnedMemory memory) noexcept with gil:
             f"{memory.inner.name} cannot lock pinned memory in place: the system permits no more of it"
             " (ulimit -l); it may be swapped out", stacklevel=2)
     except Warning as error:            # warnings are errors here
-        memory.last_error = error
+        remember(memory, error)
+
+
+clear_weak_references_first(PinnedMemory)
 
 
 cdef bytes_t whole_pages(bytes_t size) noexcept nogil:
@@ -249,10 +259,9 @@ cdef size_t describe(void* self, char* text, size_t capacity) noexcept with gil:
     cdef size_t length
     cdef bytes words
     try:
-        if memory.last_error is None:
-            words = described(&memory.inner.table).encode()
-        else:
-            words = str(memory.last_error).encode()
+        with cython.critical_section(memory):
+            error = memory.last_error
+        words = (described(&memory.inner.table) if error is None else str(error)).encode()
     except BaseException:
         words = b"no words for it"
     length = min(capacity, <size_t> len(words))

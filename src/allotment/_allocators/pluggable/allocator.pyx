@@ -152,9 +152,10 @@ cdef class PluggableAllocator(PluggedMemory):
         """
         if self.plug.functions.free == NULL and "free" not in self.callables:
             raise RequestError("this PluggableAllocator was made by __new__ without __init__, and has nothing to free")
-        if self.deleter is None:
-            self.deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(partial(_free_pointer, ref(self)))
-        return self.deleter
+        with cython.critical_section(self):
+            if self.deleter is None:
+                self.deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(partial(_free_pointer, ref(self)))
+            return self.deleter
 
     def init(self, device_count: int) -> None:
         """Run the `init` function once more, for `device_count` devices.
@@ -369,7 +370,8 @@ cdef class PluggablePools(Part):
         else:
             self.allocator.call("begin_allocate_to_pool", (index, (first, second), accepts))
         use = index, (first, second)
-        self.allocator.pool_uses[use] = self.allocator.pool_uses.get(use, 0) + 1
+        with cython.critical_section(self.allocator.pool_uses):
+            self.allocator.pool_uses[use] = self.allocator.pool_uses.get(use, 0) + 1
 
     def end_allocate_to_pool(self, pool: PoolId, *, device: int | None = None) -> None:
         """Run `end_allocate_to_pool`. Raises PoolError, DeviceError if the function raises."""
@@ -395,9 +397,10 @@ cdef class PluggablePools(Part):
         else:
             self.allocator.call("release_pool", (index, (first, second)))
         use = index, (first, second)
-        left = self.allocator.pool_uses.pop(use, 0) - 1
-        if left > 0:
-            self.allocator.pool_uses[use] = left
+        with cython.critical_section(self.allocator.pool_uses):
+            left = self.allocator.pool_uses.pop(use, 0) - 1
+            if left > 0:
+                self.allocator.pool_uses[use] = left
 
     def use_count(self, pool: PoolId, *, device: int | None = None) -> int:
         """Return how often the pool was begun and not released yet. Raises PoolError for an invalid pool id."""

@@ -1,3 +1,4 @@
+cimport cython
 from cpython.ref cimport Py_DECREF
 from libc.stdlib cimport malloc
 
@@ -12,17 +13,19 @@ from allotment.errors import AddressError
 
 cdef RawAllocator lend_segments(PluggedMemory memory, device_t device) except *:
     cdef RawAllocator raw
-    cdef Lender* lender = memory.lenders
-    while lender != NULL and lender.device != device:
-        lender = lender.next
-    if lender == NULL:
-        lender = <Lender*> malloc(sizeof(Lender))
+    cdef Lender* lender
+    with cython.critical_section(memory):
+        lender = memory.lenders
+        while lender != NULL and lender.device != device:
+            lender = lender.next
         if lender == NULL:
-            raise MemoryError("the host has no memory for the allocator's own records")
-        lender.plug = &memory.plug
-        lender.device = device
-        lender.next = memory.lenders
-        memory.lenders = lender
+            lender = <Lender*> malloc(sizeof(Lender))
+            if lender == NULL:
+                raise MemoryError("the host has no memory for the allocator's own records")
+            lender.plug = &memory.plug
+            lender.device = device
+            lender.next = memory.lenders
+            memory.lenders = lender
     raw.allocate = lend
     raw.free = take_back
     raw.drop = drop_lender

@@ -9,6 +9,7 @@ from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream
 from allotment._core.mechanism.address_lookup cimport ELSEWHERE, IN_BLOCK, AddressLookup
 from allotment._core.records.stats cimport Stats, stats_nested
 from allotment._core.tools.arguments cimport read_address, read_device_index, read_number, read_stream
+from allotment._core.tools.weak_references cimport clear_weak_references_first
 
 import ctypes
 
@@ -202,6 +203,9 @@ cdef class PluggedMemory(AllocatorBase):
             device_free=device_free, device_total=device_total, limit=None,
             allocated=nested["allocated_bytes"]["all"]["current"],
             reserved=nested["reserved_bytes"]["all"]["current"], private_free=0, largest_free=0, stream=stream)
+
+
+clear_weak_references_first(PluggedMemory)
 
 
 cdef object unknown_pointer(object address):

@@ -24,7 +24,7 @@ from allotment._core.mechanism.address_lookup cimport ELSEWHERE, IN_BLOCK, Addre
 from allotment._core.records.stats cimport Stats, stats_nested
 from allotment._core.tools.arguments cimport (
     read_address, read_arguments, read_block, read_byte_count, read_pool_id, read_size)
-from allotment._core.tools.weak_references cimport clear_weak_references
+from allotment._core.tools.weak_references cimport clear_weak_references_first
 
 import warnings
 
@@ -115,7 +115,6 @@ cdef class AsyncAllocator(AllocatorBase):
         return self.blocks.used
 
     def __dealloc__(self):
-        clear_weak_references(self)
         with nogil:
             pool_clear(&self.blocks)
 
@@ -351,6 +350,9 @@ cdef class AsyncAllocator(AllocatorBase):
         with nogil:
             status = table.ordered_access(table.self, peer)
         return self.check_status(status, "ordered_access")
+
+
+clear_weak_references_first(AsyncAllocator)
 
 
 @cython.final

@@ -1,3 +1,4 @@
+cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
@@ -41,11 +42,12 @@ cdef struct Stack:
 
 cdef PointerMap met             # hash -> Stack
 cdef list stacks = [()]         # number -> tuple of (code, offset), innermost first
+cdef object stacks_guard = object()     # its critical section guards the map, the list and `given_stacks`
 cdef dict rendered = {}         # number -> frames, once somebody has read them
 cdef dict given_stacks = {}     # frames of a recorder -> number
 cdef object foreign_frames = None
 cdef list names = [""]
-cdef dict name_numbers = {"": 0}
+cdef dict name_numbers = {"": 0}        # its critical section guards both
 
 if not map_init(&met):
     raise MemoryError("the host has no memory for the allocator's own records")
@@ -76,12 +78,16 @@ cdef uint32_t capture_stack() except? 0xFFFFFFFF:
     if depth == 0:
         return 0
     hash |= 1                   # keys of the map are not 0
-    stack = <Stack*> map_get(&met, hash)
-    while stack != NULL:
-        if stack.depth == depth and memcmp(stack.places, places, depth * sizeof(Place)) == 0:
-            return stack.number
+    with cython.critical_section(stacks_guard):
+        stack = find_stack(places, depth, hash)
+    return stack.number if stack != NULL else remember(places, depth, hash)
+
+
+cdef Stack* find_stack(const Place* places, int depth, uint64_t hash) noexcept:
+    cdef Stack* stack = <Stack*> map_get(&met, hash)
+    while stack != NULL and (stack.depth != depth or memcmp(stack.places, places, depth * sizeof(Place)) != 0):
         stack = stack.next
-    return remember(places, depth, hash)
+    return stack
 
 
 cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0xFFFFFFFF:
@@ -94,16 +100,20 @@ cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0x
     # Keeps the code objects alive, so that their addresses stay unique. A garbage collection here may reenter this
     # function with another stack.
     kept = tuple([(<object> places[i].code, <int> places[i].offset) for i in range(depth)])
-    stack = <Stack*> malloc(sizeof(Stack) - (DEEPEST - depth) * sizeof(Place))
-    if stack == NULL or not map_reserve(&met):
-        free(stack)
-        raise MemoryError("the host has no memory for the allocator's own records")
-    stacks.append(kept)
-    stack.number = <uint32_t> (len(stacks) - 1)
-    stack.depth = depth
-    memcpy(stack.places, places, depth * sizeof(Place))
-    stack.next = <Stack*> map_get(&met, hash)
-    map_put(&met, hash, stack)
+    with cython.critical_section(stacks_guard):
+        stack = find_stack(places, depth, hash)
+        if stack != NULL:           # another thread was here with the same one
+            return stack.number
+        stack = <Stack*> malloc(sizeof(Stack) - (DEEPEST - depth) * sizeof(Place))
+        if stack == NULL or not map_reserve(&met):
+            free(stack)
+            raise MemoryError("the host has no memory for the allocator's own records")
+        stacks.append(kept)
+        stack.number = <uint32_t> (len(stacks) - 1)
+        stack.depth = depth
+        memcpy(stack.places, places, depth * sizeof(Place))
+        stack.next = <Stack*> map_get(&met, hash)
+        map_put(&met, hash, stack)
     return stack.number
 
 
@@ -112,10 +122,16 @@ cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF:
     cdef tuple given = tuple([
         (str(frame["name"]), str(frame["filename"]), int(frame["line"])) for frame in frames])[:DEEPEST]
     number = given_stacks.get(given, 0)
-    if number == 0 and given and len(stacks) < FOREIGN_STACK:
-        number = given_stacks[given] = len(stacks)
-        rendered[number] = [{"name": name, "filename": filename, "line": line} for name, filename, line in given]
-        stacks.append(())
+    if number != 0 or not given:
+        return number
+    shown = [{"name": name, "filename": filename, "line": line} for name, filename, line in given]
+    with cython.critical_section(stacks_guard):
+        number = given_stacks.get(given, 0)
+        if number == 0 and len(stacks) < FOREIGN_STACK:
+            number = len(stacks)
+            rendered[number] = shown
+            stacks.append(())
+            given_stacks[given] = number
     return number
 
 
@@ -142,8 +158,11 @@ cdef int show_foreign_with(object frames_of) except -1:
 cdef uint32_t intern_name(str name) except? 0xFFFFFFFF:
     number = name_numbers.get(name)
     if number is None:
-        names.append(name)
-        number = name_numbers[name] = len(names) - 1
+        with cython.critical_section(name_numbers):
+            number = name_numbers.get(name)
+            if number is None:
+                names.append(name)
+                number = name_numbers[name] = len(names) - 1
     return number
 
 

@@ -1,3 +1,4 @@
+cimport cython
 from libc.stdint cimport uint32_t
 
 from allotment.errors import RequestError
@@ -15,7 +16,7 @@ cdef extern from *:
     uint32_t here "allotment_tag_here"
 
 cdef list names = [""]
-cdef dict numbers = {}
+cdef dict numbers = {}          # its critical section guards all of these
 cdef list forgotten = []        # numbers without a name
 cdef bint used = False
 
@@ -37,29 +38,31 @@ cdef bint tags_are_used() noexcept nogil:
 
 cdef uint32_t tag_number(str name, bint make) except? 0xFFFFFFFF:
     global used
-    number = numbers.get(name)
-    if number is None:
-        if not make:
-            return 0
-        if not name:
-            raise RequestError("invalid tag name: it is empty; give a text")
-        if len(names) <= TAGS_MOST:
-            number = len(names)
-            names.append(name)
-        elif forgotten:
-            number = forgotten.pop()
-            names[number] = name
-        else:
-            return 0
-        numbers[name] = number
-        used = True
+    with cython.critical_section(numbers):
+        number = numbers.get(name)
+        if number is None:
+            if not make:
+                return 0
+            if not name:
+                raise RequestError("invalid tag name: it is empty; give a text")
+            if len(names) <= TAGS_MOST:
+                number = len(names)
+                names.append(name)
+            elif forgotten:
+                number = forgotten.pop()
+                names[number] = name
+            else:
+                return 0
+            numbers[name] = number
+            used = True
     return number
 
 
 cdef int tag_forget(uint32_t tag) except -1:
-    if numbers.pop(names[tag], None) is not None:
-        names[tag] = ""
-        forgotten.append(tag)
+    with cython.critical_section(numbers):
+        if numbers.pop(names[tag], None) is not None:
+            names[tag] = ""
+            forgotten.append(tag)
     return 0
 
 

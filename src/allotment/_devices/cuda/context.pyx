@@ -1,3 +1,4 @@
+cimport cython
 from libc.stddef cimport size_t
 from libc.stdlib cimport calloc
 
@@ -15,6 +16,7 @@ cdef extern from "<pthread.h>" nogil:
         pass
     int pthread_mutex_init(pthread_mutex_t* mutex, const pthread_mutexattr_t* attributes)
 
+cdef object guard = object()    # its critical section, so that all threads see one list of devices
 cdef CudaContext* contexts = NULL
 cdef device_t context_count = 0
 
@@ -23,8 +25,9 @@ cdef CudaContext* open_context(int index) except NULL:
     cdef CudaContext* context = NULL
     cdef CUresult result
     open_driver()
-    if contexts == NULL:
-        list_devices()
+    with cython.critical_section(guard):
+        if contexts == NULL:
+            list_devices()
     if index < 0 or index >= context_count:
         raise DeviceError(f"there is no CUDA device {index}: the driver reports {context_count}",
                           operation="cuDeviceGet", status=CUDA_ERROR_INVALID_DEVICE)

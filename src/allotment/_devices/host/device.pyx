@@ -14,6 +14,7 @@ from allotment._core.contract.table cimport (
 from allotment._core.contract.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, graph_t, node_t, stream_t)
 from allotment._core.tools.arguments cimport read_arguments, read_device_index
+from allotment._core.tools.weak_references cimport clear_weak_references_first
 from allotment._devices.graphs cimport DeviceGraph, end_capture_into
 from allotment._devices.host cimport memory as host_memory
 from allotment._devices.host cimport streams as host_streams
@@ -34,6 +35,9 @@ from allotment.errors import StreamError
 
 cdef extern from "<sys/mman.h>" nogil:
     int mlock(const void* address, size_t length)
+
+
+cdef object asleep_guard = object()     # its critical section guards the process's list of memory that is paused
 
 
 cdef class HostDevice(Device):
@@ -115,11 +119,13 @@ cdef class HostDevice(Device):
         """Set the owner that is named when a thread touches these (address, size), until `_forget_asleep`."""
         cdef bytes told = words.encode()
         for base, size in ranges:
-            note_asleep(base, size, told)
+            with cython.critical_section(asleep_guard):
+                note_asleep(base, size, told)
 
     def _forget_asleep(self, ranges: list[tuple[int, int]]) -> None:
         for base, _ in ranges:
-            forget_asleep(base)
+            with cython.critical_section(asleep_guard):
+                forget_asleep(base)
 
     def submit(self, stream_t stream, function: Callable[..., object], tuple arguments not None=()) -> None:
         """Run a function in stream order; `Stream.submit` is the convenient form."""
@@ -169,6 +175,9 @@ cdef class HostDevice(Device):
         the capture has ended all the same.
         """
         return end_capture_into(HostGraph.__new__(HostGraph), self, stream)
+
+
+clear_weak_references_first(HostDevice)
 
 
 cdef class HostGraph(DeviceGraph):

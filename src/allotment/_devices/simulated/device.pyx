@@ -19,6 +19,7 @@ from allotment._core.contract.types cimport address_t, capture_t, device_t, even
 from allotment._core.tools.arguments cimport SIZE_BITS, read_arguments, read_device_index
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.lock cimport lock_give, lock_is_mine, lock_wait
+from allotment._core.tools.weak_references cimport clear_weak_references_first
 from allotment._devices.simulated.memory cimport clear_memory, fill_memory
 from allotment._devices.simulated.pool cimport clear_pool, fill_pool
 from allotment._devices.simulated.simulation cimport (
@@ -221,3 +222,6 @@ cdef class SimulatedDevice(Device):
 
     cdef int raise_unless(self, status_t status, str operation) except -1:
         return check_status(self, status, operation)
+
+
+clear_weak_references_first(SimulatedDevice)

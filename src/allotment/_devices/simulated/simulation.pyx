@@ -1,3 +1,4 @@
+cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
@@ -126,14 +127,16 @@ cdef dict indices = {}      # index -> number of living devices that have it
 
 
 cdef int list_index(device_t index) except -1:
-    indices[index] = indices.get(index, 0) + 1
+    with cython.critical_section(indices):
+        indices[index] = indices.get(index, 0) + 1
     return 0
 
 
 cdef int unlist_index(device_t index) except -1:
-    indices[index] -= 1
-    if indices[index] == 0:
-        del indices[index]
+    with cython.critical_section(indices):
+        indices[index] -= 1
+        if indices[index] == 0:
+            del indices[index]
     return 0
 
 

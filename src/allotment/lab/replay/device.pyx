@@ -9,6 +9,7 @@ from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, device_
 from allotment._core.model.sizes cimport MIN_BLOCK
 from allotment._core.records.trace cimport ACTION_OOM, ACTION_SEGMENT_ALLOC, ACTION_SEGMENT_MAP
 from allotment._core.tools.arrays cimport make_room
+from allotment._core.tools.weak_references cimport clear_weak_references_first
 from allotment.lab.replay.device cimport (
     CALL_ACCESS, CALL_CREATE, CALL_FREE, CALL_MALLOC, CALL_MAP, CALL_RECORD, CALL_RELEASE, CALL_RESERVE, CALL_UNMAP,
     CALL_WAIT, Cost, Place, ReplayState)
@@ -342,3 +343,6 @@ cdef class ReplayDevice(Device):
     def __dealloc__(self):
         free(self.state.event_due)
         free(self.state.places)
+
+
+clear_weak_references_first(ReplayDevice)

@@ -30,10 +30,10 @@ cdef int snapshot(int device, uint64_t first, uint64_t second, int with_records,
     memset(&arrangement, 0, sizeof(Arrangement))
     try:
         allocator = bound_allocator(device)
-        if allocator.current_settings.placement != "torch":
-            text = text_in_force(allocator.current_settings).encode()
+        if allocator.present_settings().placement != "torch":
+            text = text_in_force(allocator.present_settings()).encode()
             visitor.settings(visitor.self, text)
-        for annotation in list(allocator.annotations):
+        for annotation in list(allocator.present_annotations()):
             show_annotation(annotation, visitor)
         if with_records:
             copies = History(allocator).copy_history(&count)
