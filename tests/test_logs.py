@@ -157,13 +157,6 @@ def test_nothing_is_printed_unasked():
 # --- what is needed ---
 
 
-def test_without_the_interpreter_lock_it_is_refused():
-    program = "import sys\nsys._is_gil_enabled = lambda: False\nimport allotment\n"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "allotment needs the interpreter lock" in done.stderr
-
-
 def test_without_typer_the_command_says_what_to_install():
     program = "import sys\nsys.modules['typer'] = None\nimport allotment._cli\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

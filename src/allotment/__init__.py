@@ -6,6 +6,11 @@ A public name loads its module at first use, so a program that only imports the 
 import sys
 from importlib import import_module
 
+if sys.version_info < (3, 11) or sys.implementation.name != "cpython":
+    raise ImportError(
+        f"allotment needs CPython 3.11 or newer, and this is {sys.implementation.name} {sys.version.split()[0]}"
+    )
+
 from allotment import _libraries
 
 _libraries.install()  # before the first import of a compiled module
@@ -60,11 +65,6 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-
-# The locking of the compiled modules relies on the interpreter lock. A free-threaded Python enables that lock for them,
-# unless it was told not to.
-if not getattr(sys, "_is_gil_enabled", lambda: True)():
-    raise ImportError("allotment needs the interpreter lock: start Python without -X gil=0 and PYTHON_GIL=0")
 
 __all__ = [
     "AddressError",

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from numpy import ndarray
 
 
+def require_numpy() -> None:
+    """Raise ImportError, in one line, where NumPy was built for another Python, such as one with another lock."""
+    try:
+        import numpy  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"this Python cannot load its NumPy; install one that was built for it: {sys.executable} -m pip install"
+            " --force-reinstall numpy"
+        ) from error
+
+
 def array(allocator: Any, shape: int | tuple[int, ...], dtype: Any, stream: Any) -> ndarray[Any, Any]:
     """Return an array whose base is the buffer that holds its memory."""
+    require_numpy()
     import numpy  # imported late: most users of an allocator need no array
 
     kind = numpy.dtype(dtype)
@@ -28,6 +41,7 @@ def array(allocator: Any, shape: int | tuple[int, ...], dtype: Any, stream: Any)
 
 def full(allocator: Any, shape: int | tuple[int, ...], value: Any, dtype: Any, stream: Any) -> ndarray[Any, Any]:
     """Return an array filled with a value."""
+    require_numpy()
     import numpy
 
     made = array(allocator, shape, numpy.asarray(value).dtype if dtype is None else dtype, stream)
@@ -38,6 +52,7 @@ def full(allocator: Any, shape: int | tuple[int, ...], value: Any, dtype: Any, s
 
 def like(allocator: Any, other: Any, stream: Any) -> ndarray[Any, Any]:
     """Return an array with the shape and dtype of another."""
+    require_numpy()
     import numpy
 
     model = numpy.asanyarray(other)

@@ -10,6 +10,7 @@ derives the name of a module's init function from it.
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
@@ -63,14 +64,26 @@ class _Finder:  # not a MetaPathFinder: importing that class takes longer than e
         library = library_of(name)
         if library is None:
             return None
+        folder = os.path.dirname(__file__)
         for suffix in EXTENSION_SUFFIXES:
-            file = os.path.join(os.path.dirname(__file__), library + suffix)
+            file = os.path.join(folder, library + suffix)
             if os.path.exists(file):
                 return ModuleSpec(name, _Loader(name, file), origin=file)
+        others = [file for file in os.listdir(folder) if file.startswith(f"{library}.")]
+        if others:
+            raise ImportError(
+                f"this copy of allotment was built for another Python: it has {others[0]}, and this one needs"
+                f" {library}{EXTENSION_SUFFIXES[0]}; install it for this one: {sys.executable} -m pip install allotment"
+            )
         return None
 
 
 def install() -> None:
-    """Make Python find the compiled modules. May be called again."""
+    """Make Python find the compiled modules. May be called again. Raises ImportError in a subinterpreter."""
+    if not getattr(_thread, "_is_main_interpreter", lambda: True)():  # Python 3.11 cannot tell; there, Cython does
+        raise ImportError(
+            "allotment does not support subinterpreters: import it in the main interpreter, and use threads or"
+            " processes"
+        )
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())  # type: ignore[arg-type]

@@ -1,3 +1,4 @@
+cimport cython
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_INCREF
 from libc.stddef cimport size_t
@@ -12,6 +13,7 @@ from allotment._core.contract.types cimport bytes_t
 from allotment._devices.shared.posix cimport (
     ACQ_REL, RELAXED, atomic_add, atomic_load, atomic_store, atomic_subtract)
 
+from allotment._allocators.arrays import require_numpy
 from allotment.errors import UnsupportedError
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -49,6 +51,7 @@ cdef DataHandler* default_handler = NULL
 cdef DataAllocator system                       # the default handler's original functions
 cdef Cache* installed = NULL                    # the cache that serves the process, or NULL
 cdef Cache* known = NULL                        # all that ever served it
+cdef object guard = object()                    # its critical section, to add one to them
 
 
 cdef int find_numpy() except -1:
@@ -58,6 +61,7 @@ cdef int find_numpy() except -1:
     cdef object capsule
     if default_handler != NULL:
         return 0
+    require_numpy()
     import numpy
 
     try:
@@ -289,8 +293,9 @@ cdef class NumpyCache:
         """Serve every context that has no handler of its own."""
         global installed, known
         Py_INCREF(self.capsule)             # its arrays will not tell whose they are
-        self.cache.next = known
-        known = self.cache
+        with cython.critical_section(guard):
+            self.cache.next = known
+            known = self.cache
         # Set free and realloc first: as soon as malloc is replaced, an array may come from it.
         default_handler.allocator.free = process_free
         default_handler.allocator.realloc = process_realloc
