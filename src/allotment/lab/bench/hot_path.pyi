@@ -16,7 +16,7 @@ class CPairs:
     """An allocator as C sees it: by its entry points, without the interpreter."""
 
     def __init__(self, allocator: Allocator) -> None: ...
-    def pair_ns(self, size: int, pairs: int) -> float:
+    def pair_ns(self, size: int, pairs: int, stream: int = 0) -> float:
         """Nanoseconds per allocate and free of one block that is in the cache."""
     def replacement_ns(self, live: int, size: int, replacements: int) -> float:
         """Nanoseconds to free one of `live` blocks, chosen at random, and allocate another in its place."""

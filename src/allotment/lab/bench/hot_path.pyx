@@ -66,19 +66,19 @@ cdef class CPairs:
     def __cinit__(self, allocator: Allocator):
         self.table = entry_points_of(allocator)
 
-    def pair_ns(self, size_t size, size_t pairs) -> float:
+    def pair_ns(self, size_t size, size_t pairs, uint64_t stream=0) -> float:
         """Nanoseconds per allocate and free of one block that is in the cache."""
         cdef EntryPoints* table = self.table
         cdef double start, taken
         cdef void* block
         cdef size_t _
         with nogil:
-            block = table.allocate(table.context, size, 0, NULL)
-            table.free(table.context, block, size, 0, NULL)
+            block = table.allocate(table.context, size, 0, <void*> stream)
+            table.free(table.context, block, size, 0, <void*> stream)
             start = now_ns()
             for _ in range(pairs):
-                block = table.allocate(table.context, size, 0, NULL)
-                table.free(table.context, block, size, 0, NULL)
+                block = table.allocate(table.context, size, 0, <void*> stream)
+                table.free(table.context, block, size, 0, <void*> stream)
             taken = now_ns() - start
         return taken / pairs
 
