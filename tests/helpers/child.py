@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 
+# Newer Pythons warn of a fork beside threads, which is what some of these programs are about.
+FORKS_BESIDE_THREADS = "ignore:This process (pid:DeprecationWarning"
 PATIENCE = 600
 """Seconds after which a program or a child that waits for ever is ended, and so fails.
 
@@ -23,7 +25,7 @@ def output_of(program: str, *, seconds: float = PATIENCE) -> str:
         text=True,
         timeout=seconds,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": FORKS_BESIDE_THREADS},
     )
     assert (done.returncode, done.stderr) == (0, ""), f"ended with {done.returncode}:\n{done.stderr}"
     return done.stdout

@@ -1,6 +1,6 @@
 """All public names, called with anything: odd arguments, re-entry, collections, threads, forks and signals.
 
-    python tests/stress/public_names.py [--seconds 600] [--seed 1] [--only NUMBER] [--steps 1200]
+    python tests/stress/public_names.py [--seconds 600] [--seed 1] [--only NUMBER] [--steps 1200] [--threads 8]
 
 Each case is a process of its own, made from its number alone: a world of allocators, streams, pools, graphs and
 devices, some of them written in Python and unreliable, on which drawn members are called with drawn arguments. The
@@ -493,7 +493,7 @@ def parameters_of(value: Any) -> list[inspect.Parameter] | None:
 # --- one case, in its own process ---------------------------------------------------------------------------
 
 
-def run_case(number: int, steps: int) -> None:
+def run_case(number: int, steps: int, count: int | None) -> None:
     faulthandler.enable()
     faulthandler.dump_traceback_later(MOST_SECONDS - 20, exit=True)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
@@ -508,7 +508,9 @@ def run_case(number: int, steps: int) -> None:
     gc.set_threshold(case.draw.choice([5, 50, 700]))
     for _ in range(4):
         case.run(steps // 8)
-        threads = [threading.Thread(target=case.run, args=(steps // 8,)) for _ in range(case.draw.choice([0, 0, 1, 3]))]
+        drawn = case.draw.choice([0, 0, 1, 3])
+        others = drawn if count is None else count
+        threads = [threading.Thread(target=case.run, args=(steps // 8,)) for _ in range(others)]
         for thread in threads:
             thread.start()
         if case.draw.random() < 0.3:
@@ -556,9 +558,11 @@ def fork_and_use(case: Case) -> None:
 # --- all cases ----------------------------------------------------------------------------------------------
 
 
-def judged(number: int, steps: int) -> tuple[str, dict[str, int]]:
+def judged(number: int, steps: int, count: int | None) -> tuple[str, dict[str, int]]:
     """What was wrong with a case, "" if nothing was; and how often the things happened that it counts."""
     command = [sys.executable, __file__, "--only", str(number), "--steps", str(steps)]
+    if count is not None:
+        command += ["--threads", str(count)]
     try:
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         done = subprocess.run(
@@ -577,11 +581,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--threads", type=int, help="beside the main one, in every case; else drawn, from 0 to 3")
     parser.add_argument("--only", type=int, help="run this case here")
     options = parser.parse_args()
     if options.only is not None:
         try:
-            run_case(options.only, options.steps)
+            run_case(options.only, options.steps, options.threads)
         except BaseException as error:
             noted(error)
             raise
@@ -591,7 +596,7 @@ def main() -> int:
     counts: Counter[str] = Counter()
     number = options.seed * 1_000_000
     while time.monotonic() < end:
-        wrong, counted = judged(number, options.steps)
+        wrong, counted = judged(number, options.steps, options.threads)
         counts.update(counted)
         if wrong:
             failed[number] = wrong

@@ -205,7 +205,8 @@ def test_sharing_that_is_interrupted_holds_no_block_for_ever():
             allocator.inspection.check_invariants()
             blocks.append(allocator.empty(1000))
 
-        assert sweep(lambda: allocator.share(blocks[0], hold=0), check) > 50
+        # How many places there are depends on the version of Python: 3.14 has the fewest.
+        assert sweep(lambda: allocator.share(blocks[0], hold=0), check) > 40
         blocks.clear()
 
 

@@ -3,6 +3,7 @@
 import gc
 import pickle
 import pickletools
+import sys
 import threading
 import time
 
@@ -231,6 +232,7 @@ def test_after_everything_went_back_the_last_entry_says_so():
         assert actions(alloc) == [last]
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="the collector looks at every dictionary there")
 def test_a_history_without_stacks_is_nothing_to_the_collector(alloc):
     alloc.record_history(context=None)
     with alloc.pool():
