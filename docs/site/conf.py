@@ -27,6 +27,7 @@ NAVIGATION = {
     "Start": ["Overview <self>", "docs/explain", "docs/replay", "docs/viewer"],
     "Guides": [
         "docs/streams",
+        "docs/threads",
         "docs/command",
         "docs/pools",
         "docs/dense",
