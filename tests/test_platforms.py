@@ -24,6 +24,7 @@ PORTABLE_HEADERS = {
     "<stddef.h>",
     "<stdint.h>",
     "<time.h>",
+    "errno.h",
     "pythread.h",
     "raise_in_torch.hpp",
     "*",
@@ -31,6 +32,8 @@ PORTABLE_HEADERS = {
 CIMPORT = re.compile(r"^\s*from ([\w.]+) cimport (\([^)]*\)|.*)", re.MULTILINE)
 EXTERN = re.compile(r"^cdef extern from (?:\"([^\"]*)\"|(\*))", re.MULTILINE)
 GUARDED = {
+    "emmintrin.h",
+    "fcntl.h",
     "sys/mman.h",
     "io.h",
     "malloc.h",

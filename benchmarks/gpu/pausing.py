@@ -1,97 +1,391 @@
-"""Pause and resume on a GPU: 1 GiB a hundred times and 10 GiB ten times, next to the bus; and a PyTorch model.
+"""Sleep and wake on a GPU: how fast, what the host pays for it, beside the machine's own limits and torch_memory_saver.
 
-    python benchmarks/gpu/pausing.py [--torch]
+    python benchmarks/gpu/pausing.py [--parts machine ours peer variants] [--sizes 1 10 40] [--seconds 150] [--out FILE]
+    python benchmarks/gpu/pausing.py --parts cycles --cycles 1000
+    python benchmarks/gpu/pausing.py --parts torch
 
-Prints a JSON object for each part: seconds, GB/s, the device's free memory before, asleep and after, the drift of free
-device memory and of this process over all times, and in which of them free device memory changed by how much. `--torch`
-adds a model whose outputs are compared bit by bit, a captured graph that is replayed after, and (with transformers) a
-GPT-2 that is trained under the sanitizer: nothing must be reported.
+`machine`: pinned copies over the bus in both directions, and all cores at once that copy into fresh large pages, which
+bounds the first sleep. `ours`: each size and each place to keep contents, in a process of its own, first cycle and the
+median of the later ones; the memory is overwritten while it sleeps and compared byte by byte in the end. `peer`: the
+same for torch_memory_saver, if it can be imported. `variants`: threads, sizes of buffers and kinds of stores, and
+pages that are pinned in place instead. `cycles`: many cycles of a small tag, compared each time. `torch`: a model
+whose outputs are compared bit by bit, also by a captured graph, and (with transformers) a GPT-2 that is trained under
+the sanitizer. A part that `--seconds` leaves no time for is left out and named.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
-import itertools
 import json
+import mmap
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import allotment
+from allotment._allocators.caching import copying
 
-GIB = 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+BLOCK = 64 * MIB
+HUGE = 2 * MIB
+CORES = len(os.sched_getaffinity(0))
+PLACES: dict[str, dict[str, Any]] = {
+    "host": {},
+    "keep_host": {"keep_host": True},
+    "nothing": {"keep": "nothing"},
+    "file": {"keep": "file"},
+}
+PEER_PLACES = ("pinned", "retained", "mmap", "disk")
+FILE_LIMIT = 10 * GIB  # a disk is far slower than the bus
+
+libc = ctypes.CDLL(None)
+libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+# --- what the host has ------------------------------------------------------------------------------------------------
+
+
+def status(key: str, file: str = "/proc/self/status") -> int:
+    """Bytes in a line of /proc."""
+    for line in Path(file).read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * KIB
+    return 0
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return status("VmRSS")
 
 
-def asleep_and_awake(size: int, times: int) -> dict[str, Any]:
-    """A tag of eight blocks, with contents that are compared in the end."""
-    allocator = allotment.Allocator("cuda:0")
-    part = size // 8
-    with allotment.tag("weights"):
-        blocks = [allocator.malloc(part) for _ in range(8)]
-    stream = allotment.Stream(allocator)
-    patterns = [os.urandom(1 << 20) * (part >> 20) for _ in range(8)]
-    for block, pattern in zip(blocks, patterns, strict=True):
-        allocator.copy(block, pattern, part, stream)
-    stream.synchronize()
-    awake_free = allocator.memory_info()[0]
-    pauses, resumes, rises, free_after, resident_after = [], [], [], [], []
-    for _ in range(times):
-        begin = time.perf_counter()
-        allocator.pause("weights")
-        pauses.append(time.perf_counter() - begin)
-        rises.append(allocator.memory_info()[0] - awake_free)
-        begin = time.perf_counter()
-        allocator.resume("weights")
-        resumes.append(time.perf_counter() - begin)
-        free_after.append(allocator.memory_info()[0])
-        resident_after.append(resident())
-    right = True
-    for block, pattern in zip(blocks, patterns, strict=True):
-        back = bytearray(part)
-        allocator.copy(back, block, part, stream)
-        stream.synchronize()
-        right &= bytes(back) == pattern
-    allocator.inspection.check_invariants()
-    return {
-        "bytes": size,
-        "times": times,
-        "contents_right": right,
-        "free_rises_by": [min(rises), max(rises)],
-        "pause_s": statistics.median(pauses),
-        "resume_s": statistics.median(resumes),
-        "pause_GB_per_s": size / statistics.median(pauses) / 1e9,
-        "resume_GB_per_s": size / statistics.median(resumes) / 1e9,
-        "device_drift_bytes": free_after[-1] - free_after[0],
-        "device_free_changes": {
-            i: now - before for i, (before, now) in enumerate(itertools.pairwise(free_after), 2) if now != before
-        },
-        "resident_drift_bytes": resident_after[-1] - resident_after[min(9, times - 1)],
-    }
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
 
 
-def bus(size: int = GIB) -> dict[str, float]:
-    """Copies from and to pinned memory, for comparison."""
+def available() -> int:
+    return status("MemAvailable", "/proc/meminfo")
+
+
+class Pages:
+    """Fresh pages, large ones where the system has any."""
+
+    def __init__(self, size: int) -> None:
+        self.map = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.address = -(-first // HUGE) * HUGE
+        self.map.madvise(mmap.MADV_HUGEPAGE, self.address - first, size // HUGE * HUGE)
+
+
+def shared_out(size: int, piece: int, threads: int, work: Callable[[int, int], object]) -> float:
+    """Seconds until threads have done all pieces, each the next one: `work(start, length)`."""
+    starts = iter(range(0, size, piece))
+    lock = threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                start = next(starts, None)
+            if start is None:
+                return
+            work(start, min(piece, size - start))
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(run) for _ in range(threads)]:
+            done.result()
+    return time.perf_counter() - begin
+
+
+# --- the machine's own limits -----------------------------------------------------------------------------------------
+
+
+def machine(size: int) -> Iterator[dict[str, Any]]:
     allocator = allotment.Allocator("cuda:0")
     pinned = allotment.PinnedAllocator("cuda:0")
-    host, block, stream = pinned.empty(size), allocator.malloc(size), allotment.Stream(allocator)
-    found = {}
-    for name, target, source in (("to_device", block, host), ("to_host", host, block)):
+    piece = min(size, GIB)
+    host, block, stream = pinned.empty(piece), allocator.malloc(piece), allotment.Stream(allocator)
+    for name, target, source in (("pinned to device", block, host), ("device to pinned", host, block)):
         best = float("inf")
         for _ in range(5):
             begin = time.perf_counter()
-            allocator.copy(target, source, size, stream)
+            allocator.copy(target, source, piece, stream)
             stream.synchronize()
             best = min(best, time.perf_counter() - begin)
-        found[f"{name}_GB_per_s"] = size / best / 1e9
+        yield {"machine": name, "GB_per_s": piece / best / 1e9}
+    source = Pages(BLOCK)
+    ctypes.memset(source.address, 1, BLOCK)
+    for threads in sorted({1, 4, 8, CORES}):
+        if threads > CORES:
+            continue
+        found = {"machine": f"copies into fresh large pages, {threads} threads"}
+        target = Pages(size)
+        for name in ("GB_per_s", "again_GB_per_s"):
+            seconds = shared_out(
+                size, HUGE, threads,
+                lambda start, length, to=target: ctypes.memmove(
+                    to.address + start, source.address + start % BLOCK, length),
+            )  # fmt: skip
+            found[name] = size / seconds / 1e9
+        begin = time.perf_counter()
+        del target
+        found["unmap_GB_per_s"] = size / (time.perf_counter() - begin) / 1e9
+        yield found
+    for threads, pin in ((1, 256 * MIB), (4, 64 * MIB), (CORES, 64 * MIB), (CORES, 16 * MIB)):
+        yield pinned_in_place(allocator, block, piece, size, threads, pin)
+
+
+def pinned_in_place(allocator: Any, block: int, block_size: int, size: int, threads: int, piece: int) -> dict[str, Any]:
+    """The alternative to a ring: find pages, pin them, copy into them, release them, piece by piece."""
+    target = Pages(size)
+    streams = threading.local()
+
+    def save(start: int, length: int) -> None:
+        address = target.address + start
+        if not hasattr(streams, "stream"):
+            streams.stream = allotment.Stream(allocator)
+        ctypes.memset(address, 0, length)
+        allocator.device.register_host(address, length)
+        view = (ctypes.c_char * length).from_address(address)
+        allocator.copy(view, block + start % max(block_size - length, 1), length, streams.stream)
+        streams.stream.synchronize()
+        allocator.device.unregister_host(address)
+
+    seconds = shared_out(size, piece, threads, save)
+    return {
+        "machine": f"pages pinned in place, {threads} threads, pieces of {piece // MIB} MiB",
+        "GB_per_s": size / seconds / 1e9,
+    }
+
+
+# --- ours -------------------------------------------------------------------------------------------------------------
+
+
+class Weights:
+    """Blocks in a tag, whose contents are known: a slice of one random pattern, another one for each."""
+
+    def __init__(self, allocator: Any, size: int, tag: str = "weights") -> None:
+        self.allocator = allocator
+        self.stream = allotment.Stream(allocator)
+        self.block = min(BLOCK, size)
+        pinned = allotment.PinnedAllocator("cuda:0")
+        self.pattern = pinned.empty(2 * self.block)
+        memoryview(self.pattern)[:] = os.urandom(MIB) * (2 * self.block // MIB)
+        self.back = [pinned.empty(self.block) for _ in range(4)]
+        with allotment.tag(tag):
+            self.blocks = [allocator.malloc(self.block) for _ in range(size // self.block)]
+        for number, block in enumerate(self.blocks):
+            allocator.copy(block, self.expected(number), self.block, self.stream)
+        self.stream.synchronize()
+
+    def expected(self, number: int) -> memoryview:
+        start = 4096 * (number % (self.block // 4096)) + 64 * (number % 7)
+        return memoryview(self.pattern)[start : start + self.block]
+
+    def are_right(self) -> bool:
+        def is_right(number: int) -> bool:
+            back, stream = self.back[number % 4], allotment.Stream(self.allocator)
+            self.allocator.copy(back, self.blocks[number], self.block, stream)
+            stream.synchronize()
+            stream.destroy()
+            found = ctypes.addressof(ctypes.c_char.from_buffer(memoryview(back)))
+            wanted = ctypes.addressof(ctypes.c_char.from_buffer(self.expected(number)))
+            return libc.memcmp(found, wanted, self.block) == 0
+
+        def share(first: int) -> bool:
+            return all([is_right(number) for number in range(first, len(self.blocks), 4)])
+
+        with ThreadPoolExecutor(4) as pool:
+            return all(pool.map(share, range(4)))
+
+    def overwrite_what_is_free(self, size: int) -> None:
+        """Take the memory that was given back, and change it, so that nothing comes back by chance."""
+        with suppress(allotment.OutOfMemoryError):
+            taken = self.allocator.malloc(size)
+            self.allocator.copy(taken, memoryview(bytearray(b"\xff") * MIB), MIB, self.stream)
+            done = MIB
+            while done < size:
+                part = min(done, size - done)
+                self.allocator.copy(taken + done, taken, part, self.stream)
+                done += part
+            self.stream.synchronize()
+            self.allocator.free(taken)
+        self.allocator.empty_cache()
+
+
+def free_memory(allocator: Any) -> int:
+    return int(allocator.memory_info()[0])
+
+
+def ours(size: int, place: str, cycles: int, folder: str) -> dict[str, Any]:
+    """One place to keep the contents, in a process of its own."""
+    options = dict(PLACES[place])
+    if place == "file":
+        options["folder"] = folder
+    allocator = allotment.Allocator("cuda:0")
+    weights = Weights(allocator, size)
+    found: dict[str, Any] = {"ours": place, "GiB": size / GIB}
+    pauses, resumes, regained, after, freed = [], [], [], [], []
+    before, before_available = resident(), available()
+    reset_peak()
+    awake = free_memory(allocator)
+    for number in range(cycles):
+        begin = time.perf_counter()
+        allocator.pause("weights", **options)
+        pauses.append(time.perf_counter() - begin)
+        regained.append(free_memory(allocator) - awake)
+        if number == 0:
+            found["available_falls_by_MiB"] = (before_available - available()) // MIB
+        if number in (0, cycles - 1):
+            weights.overwrite_what_is_free(size)
+        begin = time.perf_counter()
+        allocator.resume("weights")
+        resumes.append(time.perf_counter() - begin)
+        after.append(free_memory(allocator))
+        freed.append(resident() - before)
+    found |= {
+        "first_sleep": rate(size, pauses[:1]),
+        "first_wake": rate(size, resumes[:1]),
+        "later_sleep": rate(size, pauses[1:]),
+        "later_wake": rate(size, resumes[1:]),
+        "host_peak_MiB": (status("VmHWM") - before) // MIB,
+        "host_after_MiB": freed[-1] // MIB,
+        "available_after_MiB": (before_available - available()) // MIB,
+        "regained_MiB": [min(regained) // MIB, max(regained) // MIB],
+        "drift": after[-1] - after[0],
+        "right": place == "nothing" or weights.are_right(),
+    }
+    allocator.inspection.check_invariants()
     return found
+
+
+def rate(size: int, seconds: list[float]) -> float | None:
+    return round(size / statistics.median(seconds) / 1e9, 1) if seconds else None
+
+
+def variants(size: int) -> Iterator[dict[str, Any]]:
+    """Fresh pages, kept ones, for each way to copy."""
+    allocator = allotment.Allocator("cuda:0")
+    weights = Weights(allocator, size)
+    given: list[dict[str, Any]] = [
+        *({"lanes": lanes} for lanes in (2, 4, 8, 12, 16, 24) if lanes <= 2 * CORES),
+        *({"span": span * MIB} for span in (1, 4, 8, 16)),
+        *({"lanes": 8, "span": span * MIB} for span in (4, 8)),
+        {"stores": False},
+        {"pin_kept": True},
+    ]
+    for choice in given:
+        copying.choose(**choice)
+        found: dict[str, Any] = {"variant": choice}
+        allocator.pause("weights")  # makes its buffers
+        allocator.resume("weights")
+        for name, options in (("fresh", {}), ("kept", {"keep_host": True})):
+            pauses, resumes = [], []
+            for _ in range(3 if name == "fresh" else 5):
+                begin = time.perf_counter()
+                allocator.pause("weights", **options)
+                middle = time.perf_counter()
+                allocator.resume("weights")
+                resumes.append(time.perf_counter() - middle)
+                pauses.append(middle - begin)
+            found[f"{name}_sleep"] = [rate(size, [each]) for each in pauses]
+            found[f"{name}_wake"] = [rate(size, [each]) for each in resumes]
+        allocator.sleep.release_host_copy("weights")
+        found["right"] = weights.are_right()
+        yield found
+    copying.choose()
+
+
+def many_cycles(times: int, size: int) -> dict[str, Any]:
+    """Contents compared after each cycle, each place in turn; nothing may drift."""
+    allocator = allotment.Allocator("cuda:0")
+    weights = Weights(allocator, size)
+    folder = tempfile.gettempdir()
+    places = [{}, {"keep_host": True}, {"keep": "file", "folder": folder}]
+    free, host, wrong = [], [], 0
+    begin = time.perf_counter()
+    for number in range(times):
+        allocator.pause("weights", **places[number % 3])
+        weights.overwrite_what_is_free(size)
+        allocator.resume("weights")
+        wrong += not weights.are_right()
+        if number % 3 == 2:
+            free.append(free_memory(allocator))
+            host.append(resident())
+    allocator.inspection.check_invariants()
+    settled = min(10, len(host) - 1)
+    return {
+        "cycles": times,
+        "MiB": size // MIB,
+        "wrong": wrong,
+        "device_drift": free[-1] - free[settled],
+        "host_drift": host[-1] - host[settled],
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+# --- torch_memory_saver -----------------------------------------------------------------------------------------------
+
+
+def peer(size: int, place: str, cycles: int, folder: str) -> dict[str, Any]:
+    import torch
+    from torch_memory_saver import torch_memory_saver as saver
+
+    saver.hook_mode = "torch"
+    options: dict[str, Any] = {"enable_disk_backup": True} if place == "disk" else {"enable_cpu_backup": True}
+    if place != "disk":
+        options["cpu_backup_backend"] = "mmap" if place == "mmap" else "pinned"
+    with saver.region(tag="weights", **options):
+        blocks = [torch.randint(0, 255, (BLOCK,), dtype=torch.uint8, device="cuda") for _ in range(size // BLOCK)]
+    if place == "disk":
+        saver.set_disk_backup_dir(folder)
+    if place == "retained":
+        saver.retain_cpu_backup = True
+    sums = [int(block.sum(dtype=torch.int64)) for block in blocks]
+    torch.cuda.synchronize()
+    before, before_available = resident(), available()
+    reset_peak()
+    awake = torch.cuda.mem_get_info()[0]
+    pauses, resumes, regained = [], [], []
+    fallen = 0
+    for number in range(cycles):
+        begin = time.perf_counter()
+        saver.pause("weights")
+        pauses.append(time.perf_counter() - begin)
+        regained.append(torch.cuda.mem_get_info()[0] - awake)
+        if number == 0:
+            fallen = before_available - available()
+        begin = time.perf_counter()
+        saver.resume("weights")
+        torch.cuda.synchronize()
+        resumes.append(time.perf_counter() - begin)
+    return {
+        "peer": place,
+        "GiB": size / GIB,
+        "first_sleep": rate(size, pauses[:1]),
+        "first_wake": rate(size, resumes[:1]),
+        "later_sleep": rate(size, pauses[1:]),
+        "later_wake": rate(size, resumes[1:]),
+        "host_peak_MiB": (status("VmHWM") - before) // MIB,
+        "available_falls_by_MiB": fallen // MIB,
+        "host_after_MiB": (resident() - before) // MIB,
+        "available_after_MiB": (before_available - available()) // MIB,
+        "regained_MiB": [min(regained) // MIB, max(regained) // MIB],
+        "right": sums == [int(block.sum(dtype=torch.int64)) for block in blocks],
+    }
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
 
 
 def with_torch() -> dict[str, Any]:
@@ -144,11 +438,102 @@ def training_with_torch() -> dict[str, Any]:
     return {"steps": len(losses), "last_loss": losses[-1], "reports": [str(report) for report in reports]}
 
 
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+class Report:
+    """Prints each finding as soon as it is there, and keeps it."""
+
+    def __init__(self, seconds: float, out: Path | None) -> None:
+        self.end = time.monotonic() + seconds
+        self.out = out
+        self.found: list[dict[str, Any]] = []
+
+    def add(self, found: dict[str, Any]) -> None:
+        rounded = {key: round(value, 1) if isinstance(value, float) else value for key, value in found.items()}
+        print(json.dumps(rounded), flush=True)
+        self.found.append(rounded)
+        if self.out is not None:
+            self.out.write_text(json.dumps(self.found, indent=1))
+
+    def has_time(self, needed: float, what: str) -> bool:
+        if time.monotonic() + needed < self.end:
+            return True
+        self.add({"left out": what, "reason": f"it needs {needed:.0f} s"})
+        return False
+
+
+def in_a_process(report: Report, name: str, size: int, place: str, cycles: int, folder: str) -> None:
+    slow = 1.5e9 if place in ("file", "disk") else 10e9
+    if not report.has_time(4 + 2 * cycles * size / slow, f"{name} {place} {size / GIB} GiB"):
+        return
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", json.dumps([name, size, place, cycles, folder])],
+        capture_output=True, text=True, timeout=max(report.end - time.monotonic(), 1) + 30,
+    )  # fmt: skip
+    if done.returncode != 0:
+        report.add({name: place, "GiB": size / GIB, "failed": done.stderr[-1500:]})
+    else:
+        report.add(json.loads(done.stdout.splitlines()[-1]))
+
+
+def table(found: list[dict[str, Any]]) -> None:
+    columns = (
+        "first_sleep", "first_wake", "later_sleep", "later_wake", "host_peak_MiB", "available_falls_by_MiB",
+        "host_after_MiB", "available_after_MiB", "regained_MiB", "right",
+    )  # fmt: skip
+    print("\n| | GiB | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 2))
+    for row in found:
+        if "first_sleep" in row:
+            name = f"ours, {row['ours']}" if "ours" in row else f"torch_memory_saver, {row['peer']}"
+            print(f"| {name} | {row['GiB']:g} | " + " | ".join(str(row.get(column, "")) for column in columns) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Sleep and wake on a GPU.")
+    parser.add_argument("--parts", nargs="+", default=["machine", "ours", "peer", "variants"])
+    parser.add_argument("--sizes", nargs="+", type=float, default=[1, 10, 40], metavar="GIB")
+    parser.add_argument("--peer-sizes", nargs="+", type=float, default=[1, 10], metavar="GIB")
+    parser.add_argument("--places", nargs="+", default=list(PLACES))
+    parser.add_argument("--times", type=int, default=4, help="cycles of each size")
+    parser.add_argument("--cycles", type=int, default=1000, help="of the part `cycles`")
+    parser.add_argument("--folder", default=tempfile.gettempdir())
+    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        name, *arguments = json.loads(given.one)
+        print(json.dumps({"ours": ours, "peer": peer}[name](*arguments)))
+        return
+    report = Report(given.seconds, given.out)
+    if "machine" in given.parts:
+        for found in machine(int(min(max(given.sizes), 8) * GIB)):
+            report.add(found)
+    if "ours" in given.parts:
+        for size in given.sizes:
+            for place in given.places:
+                if place != "file" or size * GIB <= FILE_LIMIT:
+                    times = 2 if place == "file" else min(given.times, 3) if size > 20 else given.times
+                    in_a_process(report, "ours", int(size * GIB), place, times, given.folder)
+    if "peer" in given.parts and find_spec("torch_memory_saver") is None:
+        report.add({"left out": "peer", "reason": "torch_memory_saver cannot be imported"})
+    elif "peer" in given.parts:
+        for size in given.peer_sizes:
+            for place in PEER_PLACES:
+                in_a_process(report, "peer", int(size * GIB), place, 2 if place == "disk" else 3, given.folder)
+    if "variants" in given.parts and report.has_time(20, "variants"):
+        for found in variants(int(min(max(given.sizes), 4) * GIB)):
+            report.add(found)
+            if not report.has_time(2, "further variants"):
+                break
+    if "cycles" in given.parts:
+        report.add(many_cycles(given.cycles, int(min(min(given.sizes) * GIB, 128 * MIB))))
+    if "torch" in given.parts:
+        report.add({"torch": with_torch()})
+        report.add({"training": training_with_torch()})
+    table(report.found)
+
+
 if __name__ == "__main__":
-    ctypes.CDLL(None).malloc_trim(0)
-    print(json.dumps({"bus": bus()}), flush=True)
-    print(json.dumps({"1 GiB": asleep_and_awake(GIB, 100)}), flush=True)
-    print(json.dumps({"10 GiB": asleep_and_awake(10 * GIB, 10)}), flush=True)
-    if "--torch" in sys.argv:
-        print(json.dumps({"torch": with_torch()}), flush=True)
-        print(json.dumps({"training": training_with_torch()}), flush=True)
+    main()

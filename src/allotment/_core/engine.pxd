@@ -117,7 +117,6 @@ cdef inline bint begins_with_device(const Engine* engine) noexcept nogil:
 
 
 cdef Block* serve_slow_path(Engine* engine, Request* request) noexcept nogil
-cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil     # created on demand
 
 
 cdef inline void request_begin(Request* request) noexcept nogil:

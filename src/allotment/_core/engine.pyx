@@ -17,8 +17,8 @@ from allotment._core.mechanism.frees cimport free_asking_device, is_freed_at_onc
 from allotment._core.mechanism.holds cimport holds_clear
 from allotment._core.mechanism.limits cimport tenant_may_have
 from allotment._core.mechanism.pool cimport (
-    pool_clear, pool_create_or_incref, pool_delete, pool_find, pool_init, route_end, route_find, route_request,
-    free_list_for)
+    pause_failed, pool_clear, pool_delete, pool_find, pool_init, pool_of_tag, route_end, route_find,
+    route_request, free_list_for)
 from allotment._core.mechanism.ranges cimport (
     LEAST_ALIGNMENT, await_departure, fault_of_address, grant_access, is_anybodys)
 from allotment._core.mechanism.reclaim cimport release_down_to, release_everything, release_one_pool
@@ -36,7 +36,7 @@ from allotment._core.model.sizes cimport MIN_BLOCK, Tuning, round_size
 from allotment._core.placement.pytorch.classes cimport half_for_size
 from allotment._core.placement.pytorch.policy cimport hit_address, hit_free_list_as_asked, torch_placement
 from allotment._core.records.stats cimport frees_so_far, stats_clear, stats_init, tally_now
-from allotment._core.records.tags cimport tag_here, tag_pool_id, tags_are_used
+from allotment._core.records.tags cimport tag_here, tags_are_used
 from allotment._core.records.trace cimport ACTION_ANNOTATE, trace_clear, trace_init, trace_report, trace_set_metadata
 from allotment._core.tools.forks cimport LONG_LOCK, guard_forks, unguard_forks
 from allotment._core.tools.lock cimport lock_is_mine
@@ -67,6 +67,8 @@ cdef Engine* engine_create(DeviceTable* table, const Tuning* tuning, const Rules
     stats_init(&engine.stats, tuning.max_split)
     trace_init(&engine.trace)
     engine.placement = placement
+    # PyTorch's: it can grow in place, page by page, and never moves a block.
+    engine.tag_placement = torch_placement()
     if not (map_init(&engine.blocks) and map_init(&engine.direct) and map_init(&engine.streams)
             and map_init(&engine.pools) and map_init(&engine.pool_tallies) and map_init(&engine.holds)):
         host_memory_failed(failure)
@@ -204,22 +206,8 @@ cdef Pool* pool_of_request(Engine* engine, Request* request) noexcept nogil:
     if pool == &engine.defaults and engine.slow_path_reasons & FOR_TAGS and tag_here() != 0:
         pool = pool_of_tag(engine, tag_here(), &request.failure)
     if pool != NULL and pool.sleep != AWAKE:
-        pool_failed(&request.failure, FAILED_PAUSED, pool.first, pool.second)
+        pause_failed(&request.failure, FAILED_PAUSED, pool)
         return NULL
-    return pool
-
-
-cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil:
-    cdef Pool* pool = pool_find(engine, 0, tag_pool_id(tag))
-    if pool == NULL:
-        # Always PyTorch's placement: it can grow in place, page by page, and never moves a block.
-        if not pool_create_or_incref(engine, 0, tag_pool_id(tag), NULL, torch_placement(), failure):
-            return NULL
-        pool = pool_find(engine, 0, tag_pool_id(tag))
-        pool.tag = tag
-        engine.tag_count += 1
-    engine.tag_requests += 1
-    pool.used_at = engine.tag_requests
     return pool
 
 
@@ -227,9 +215,11 @@ cdef Block* serve_slow_path(Engine* engine, Request* request) noexcept nogil:
     """`serve_from_cache` for an engine with routes, tags or tenants with limits."""
     cdef Pool* pool = pool_of_request(engine, request)
     cdef StreamRecord* stream
+    cdef bint is_virtual
     if pool == NULL:
         return NULL
-    if pool.tag == 0 and not engine.slow_path_reasons & FOR_TENANTS:
+    is_virtual = pool.tag != 0 or pool.sleeps_with != 0
+    if not is_virtual and not engine.slow_path_reasons & FOR_TENANTS:
         return serve_from_pool(engine, request, pool)
     request.rounded = round_size(&engine.tuning, request.size)
     stream = stream_for(engine, request.stream)
@@ -239,7 +229,7 @@ cdef Block* serve_slow_path(Engine* engine, Request* request) noexcept nogil:
         return NULL
     if engine.slow_path_reasons & FOR_TENANTS and not tenant_may_have(engine, request):
         return NULL
-    if pool.tag == 0:
+    if not is_virtual:
         return serve_from_pool(engine, request, pool)
     request.expandable = engine.table.capabilities & CAN_VIRTUAL != 0 and engine.total_memory != 0
     return hit_free_list_as_asked(engine, request)

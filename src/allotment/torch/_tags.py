@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +18,26 @@ if TYPE_CHECKING:
 __all__ = ["pause", "resume"]
 
 
-def pause(what: Any, *, keep: str = "host") -> int:
+def pause(
+    what: Any,
+    *,
+    keep: str = "host",
+    keep_host: bool = False,
+    folder: str | PathLike[str] | None = None,
+    host_limit: int | str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
     """Release the GPU memory of a module, of tensors or of a tag, and keep every address; returns the bytes released.
 
     `what` is a `torch.nn.Module` (its parameters and buffers), a tensor, several of them, or the name of a tag. They
     must have been allocated inside `with allotment.tag(name):`, and `pause` pauses all of their tags, with everything
-    else in them. `keep` and what is raised are those of `Allocator.pause`; RequestError for a tensor that is in no tag.
+    else in them. The other arguments and what is raised are those of `Allocator.pause`, for each tag; RequestError for
+    a tensor that is in no tag.
     """
-    return sum(allocator.pause(tag, keep=keep) for allocator, tag in _tags_of(what))
+    return sum(
+        allocator.pause(tag, keep=keep, keep_host=keep_host, folder=folder, host_limit=host_limit, progress=progress)
+        for allocator, tag in _tags_of(what)
+    )
 
 
 def resume(what: Any, *, progress: Callable[[int, int], None] | None = None) -> None:

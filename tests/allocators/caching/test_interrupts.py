@@ -20,6 +20,14 @@ from helpers.peer import wait_until
 SANITIZED = pytest.mark.parametrize("sanitize", [False, True], ids=["", "sanitized"])
 
 
+KEEPING = {
+    "host": {},
+    "host again": {"keep_host": True},
+    "nothing": {"keep": "nothing"},
+    "file": {"keep": "file"},
+}
+
+
 class Weights:
     """Memory in a tag, whose contents are known."""
 
@@ -32,33 +40,35 @@ class Weights:
         self.allocator.resume("interrupted")
         assert self.allocator.paused() == set()
         self.allocator.inspection.check_invariants()
-        if keep == "host":
+        if keep != "nothing":
             assert all((array == number).all() for number, array in enumerate(self.arrays))
         with allotment.tag("interrupted"):
             self.allocator.free(self.allocator.malloc(512))
 
     def asleep(self, keep="host"):
-        self.allocator.pause("interrupted", keep=keep)
+        self.allocator.pause("interrupted", **KEEPING[keep])
         assert self.allocator.paused() == {"interrupted"}
         self.allocator.inspection.check_invariants()
         assert self.allocator.sleep.tags()["interrupted"]["reserved_bytes"] == 0
 
 
 @SANITIZED
-def test_a_pause_that_is_interrupted_anywhere_can_be_tried_again(sanitize):
+@pytest.mark.parametrize("keep", ["host", "host again", "file"])
+def test_a_pause_that_is_interrupted_anywhere_can_be_tried_again(sanitize, keep):
     with allotment.Allocator("host", sanitize=sanitize) as allocator:
         weights = Weights(allocator)
 
         def check(was_interrupted):
-            weights.asleep()
-            weights.awake()
+            weights.asleep(keep)
+            weights.awake(keep)
 
-        sweep(lambda: allocator.pause("interrupted"), check)
+        seen = []
+        sweep(lambda: allocator.pause("interrupted", **KEEPING[keep], progress=lambda *done: seen.append(done)), check)
         weights.arrays.clear()
 
 
 @SANITIZED
-@pytest.mark.parametrize("keep", ["host", "nothing"])
+@pytest.mark.parametrize("keep", KEEPING)
 def test_a_resume_that_is_interrupted_anywhere_can_be_tried_again(sanitize, keep):
     with allotment.Allocator("host", sanitize=sanitize) as allocator:
         weights = Weights(allocator)

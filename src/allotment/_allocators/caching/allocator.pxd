@@ -63,6 +63,8 @@ cdef class Allocator(AllocatorBase):
     cdef dict kept                      # (first, second) of each paused pool -> its Contents; None if not kept
     cdef dict paused_for                # (first, second) of each pool paused for a tenant -> the tenant's name
     cdef set waking                     # threads that are copying contents back
+    cdef object ring                    # the Ring that contents are copied through; None until needed
+    cdef dict host_copies               # pool id -> Contents whose host memory stays for the next pause
 
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
     cdef object allocate_read(self, bytes_t size, stream_t stream, thread_t thread, uint32_t tenant)

@@ -15,6 +15,7 @@ from allotment._allocators.caching.inspection cimport Inspection
 from allotment._allocators.caching.limits cimport Limits
 from allotment._allocators.caching.planning cimport plan_requests
 from allotment._allocators.caching.pools cimport Pools
+from allotment._allocators.caching.copying cimport Ring
 from allotment._allocators.caching.sharing cimport Sharing
 from allotment._allocators.caching.sleep cimport Sleep
 from allotment._allocators.owners cimport Owners
@@ -115,6 +116,7 @@ cdef class Allocator(AllocatorBase):
         self.kept = {}
         self.paused_for = {}
         self.waking = set()
+        self.host_copies = {}
         settings = config.from_environment() if settings is None else config.settings_of(settings)
         self.current_settings = self.expect_backend(settings, "native")
         placement = placement_named(settings.placement)
@@ -169,6 +171,9 @@ cdef class Allocator(AllocatorBase):
         for thread in list(self.waking):
             if thread is not threading.current_thread():
                 thread.join()
+        self.host_copies.clear()
+        if self.ring is not None:
+            (<Ring> self.ring).close()
         return 0
 
     cdef int shut(self) except -1:
@@ -907,32 +912,49 @@ cdef class Allocator(AllocatorBase):
         """
         return Limits(self).on_out_of_memory(step, tries=tries)
 
-    def pause(self, tag: str | Pool | Tenant, *, keep: str = "host") -> int:
+    def pause(
+        self,
+        tag: str | Pool | Tenant,
+        *,
+        keep: str = "host",
+        keep_host: bool = False,
+        folder: str | PathLike[str] | None = None,
+        host_limit: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
         """Return the physical memory of a tag to the device and keep every address; return the number of bytes
         released.
 
-        With `keep` "host", the contents of blocks in use are copied to host memory first, and `resume` copies them
-        back; with "nothing" they are lost. `tag` is the name of a tag, a Pool whose memory is virtual (expandable
-        segments), or a Tenant all of whose blocks are in such pools and tags, without blocks of others. Until it is
-        resumed, requests for it raise PausedError, its blocks may be freed, and touching them is an error: on the host
-        the process ends, with a message that names the tag. Graphs that use the blocks stay as they are.
+        `keep` says where the contents of blocks in use are meanwhile: "host" copies them to host memory, "file" to a
+        file without a name in `folder` (by default the system's folder for temporary files), and `resume` copies them
+        back; with "nothing" they are lost. With `keep_host`, the host memory stays for the next pause of the same
+        memory, until a pause without it. `host_limit` is the most host memory that the contents may take, in bytes or
+        as "20GiB". `progress(done, total)` is called with bytes on the way.
+
+        `tag` is the name of a tag, a Pool whose memory is virtual (expandable segments), or a Tenant all of whose
+        blocks are in such pools and tags, without blocks of others. Until it is resumed, requests for it raise
+        PausedError, its blocks may be freed, and touching them is an error: on the host the process ends, with a
+        message that names the tag. Graphs that use the blocks stay as they are.
 
         Waits for all work of the device. If it fails, the memory is unchanged, or asleep already; then pausing it again
         pauses the rest. Pausing it a second time does nothing. Raises PoolError if nothing was ever allocated in this
-        tag; PausedError if another process has a block of it open, a tenant shares its pages with others, or it is
-        being paused or resumed; UnsupportedError on devices without virtual memory; DeviceError; and MemoryError if the
-        host has no room for the contents. Safe to call from several threads.
+        tag; PausedError if another process has a block of it open, a tenant shares its pages with others, a graph is
+        being captured, or it is being paused or resumed; RequestError if the contents need more than `host_limit`, or
+        `folder` is missing, on memory, too full or not writable; UnsupportedError on devices without virtual memory;
+        DeviceError; OSError if writing the file fails; MemoryError if the host has no room for the contents; and what
+        `progress` raises. Safe to call from several threads.
         """
-        return Sleep(self).pause(tag, keep=keep)
+        return Sleep(self).pause(
+            tag, keep=keep, keep_host=keep_host, folder=folder, host_limit=host_limit, progress=progress)
 
     def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
         """Map memory under the paused addresses again, and restore the contents.
 
-        `progress(done, total)` is called with bytes on the way, for each pool. If resuming fails, because other code
-        took the memory meanwhile or a call fails, the memory is asleep as before and nothing is lost: try again. If
-        memory is short, the allocator first releases its cache and calls the handlers of `on_out_of_memory`. Does
-        nothing for memory that is not paused. Raises OutOfMemoryError, DeviceError, PoolError, and what `progress`
-        raises. Safe to call from several threads.
+        `progress(done, total)` is called with bytes on the way. If resuming fails, because other code took the memory
+        meanwhile or a call fails, the memory is asleep as before and nothing is lost: try again. If memory is short,
+        the allocator first releases its cache and calls the handlers of `on_out_of_memory`. Does nothing for memory
+        that is not paused. Raises OutOfMemoryError, DeviceError, PoolError, FormatError if the file with the contents
+        was changed, OSError if it cannot be read, and what `progress` raises. Safe to call from several threads.
         """
         Sleep(self).resume(tag, progress=progress)
 

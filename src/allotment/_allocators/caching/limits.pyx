@@ -7,9 +7,9 @@ from allotment._allocators.parts cimport ObservedLimits
 from allotment._allocators.upcalls cimport call_free_memory, remove_identity
 from allotment._core.contract.types cimport bytes_t
 from allotment._core.edge.walk cimport tenants_sum
-from allotment._core.engine cimport engine_leave, pool_of_tag
+from allotment._core.engine cimport engine_leave
 from allotment._core.mechanism.limits cimport accounts_open, limits_set, soft_limit_set
-from allotment._core.mechanism.pool cimport pool_absent, pool_find
+from allotment._core.mechanism.pool cimport pool_absent, pool_find, pool_of_tag
 from allotment._core.mechanism.shortage cimport callback_add, callback_remove
 from allotment._core.model.model cimport Failure, Limits as EngineLimits, Pool as EnginePool, no_limit
 from allotment._core.records.stats cimport frees_so_far

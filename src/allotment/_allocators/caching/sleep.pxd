@@ -7,9 +7,25 @@ from libc.stdint cimport uint64_t
 
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.contents cimport Contents
+from allotment._allocators.caching.copying cimport Ring
 from allotment._allocators.parts cimport Part
 from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.mechanism.pausing cimport ExtentList
 from allotment._core.model.model cimport Failure, Pool as EnginePool
+
+cdef class Pausing:
+    cdef tuple key
+    cdef uint64_t first, second
+    cdef bint moving, noted
+    cdef list ranges
+    cdef Contents contents
+
+cdef class Waking:
+    cdef tuple key
+    cdef uint64_t first, second
+    cdef list ranges
+    cdef Contents contents      # None: not kept
+    cdef ExtentList wanted
 
 cdef class Sleep(Part):
     cdef Allocator allocator
@@ -17,10 +33,19 @@ cdef class Sleep(Part):
     cdef list ranges_of(self, uint64_t first, uint64_t second)      # (base, size) each
     cdef EnginePool* found(self, uint64_t first, uint64_t second, Failure* failure) noexcept    # pre: inside
     cdef void enter_to_end(self) noexcept
-    # `owner` is the name of the tenant that it is paused for, or None.
-    cdef bytes_t pause_pool(self, uint64_t first, uint64_t second, bint keep, object owner) except? 0
+    cdef Ring ring(self)
+    cdef bytes_t bytes_in_use(self, list pools) except? 0
+    # `owner` is the name of the tenant that they are paused for, or None.
+    cdef bytes_t pause_pools(self, list pools, object keeping, object progress, object owner) except? 0
+    # Each pool begins, its contents are saved, and only when that is done for all of them memory is released.
+    cdef int begin_pause(self, uint64_t first, uint64_t second, object keeping, list begun) except -1
+    cdef int save(self, Pausing pausing, object keeping, object progress) except -1
+    cdef int note_paused(self, Pausing pausing, object keeping, object owner) except -1
+    cdef int undo_pauses(self, list begun) except -1
+    cdef bytes_t end_pause(self, Pausing pausing) except? 0
     # Ids of the pools that a tag, a Pool or a Tenant stands for; of the first two alone, and None for a Tenant.
     cdef list pools_named(self, object whose)
+    cdef list pools_with(self, uint64_t first, uint64_t second)
     cdef list pools_to_pause(self, object whose)
     cdef list pools_to_resume(self, object whose)
     # By id of the pool, in which pools a tenant has blocks, and a block of another one in each pool with any.
@@ -30,8 +55,8 @@ cdef class Sleep(Part):
     cdef int begin_resume_pool(self, uint64_t first, uint64_t second, list begun) except -1
     cdef int begin_with_handlers(self, uint64_t first, uint64_t second, object error, list begun) except -1
     cdef int finish_resume(self, list pools, object progress) except -1
-    cdef int restore(self, Contents contents, uint64_t first, uint64_t second, object progress) except -1
-    cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress, list left) except -1
+    cdef Waking plan_waking(self, uint64_t first, uint64_t second)
+    cdef int wake(self, list waking) except -1
     cdef int forget_gone(self) except -1        # contents of pools that went for good
     cdef int require_awake(self, address_t address) except -1
     cdef void sleep_on(self, list pools) noexcept       # without memory again, as before `begin_resume`

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from os import PathLike
 
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.caching.pool import Pool, PoolId
@@ -15,8 +16,26 @@ class Sleep(Part):
     """
 
     def __init__(self, allocator: Allocator) -> None: ...
-    def pause(self, tag: str | Pool | Tenant, *, keep: str = "host") -> int:
+    def pause(
+        self,
+        tag: str | Pool | Tenant,
+        *,
+        keep: str = "host",
+        keep_host: bool = False,
+        folder: str | PathLike[str] | None = None,
+        host_limit: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
         """See `Allocator.pause`."""
+    def contents_of(self, address: int, size: int) -> memoryview | None:
+        """The contents of paused memory, read-only, as they are kept on the host; None if they are not there.
+
+        `address` and `size` are those of a block in use when it was paused, or of a part of one. For memory that is
+        awake again, the contents at the last pause, while `keep_host` keeps the pages. Valid until the next pause or
+        resume.
+        """
+    def release_host_copy(self, tag: str | Pool | Tenant) -> int:
+        """Give back the host pages that `keep_host` keeps for memory that is awake; gives how many bytes went."""
     def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
         """See `Allocator.resume`."""
     def resume_in_background(
@@ -42,3 +61,5 @@ class Sleep(Part):
         """Look from now on which tag a request is in."""
     def _forget_idle_tags(self) -> None:
         """Forget the tags that have neither memory nor a limit here."""
+    def _bytes_to_keep(self, tag: str) -> int:
+        """How many bytes of contents a pause of the tag would keep."""

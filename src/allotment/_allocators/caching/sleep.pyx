@@ -5,6 +5,7 @@ from libc.string cimport memset
 
 from allotment._allocators.caching.allocator cimport EVERYTHING, Allocator
 from allotment._allocators.caching.contents cimport Contents
+from allotment._allocators.caching.copying cimport Ring, new_ring
 from allotment._allocators.caching.limits cimport Limits
 from allotment._allocators.parts cimport Part
 from allotment._core.contract.raising cimport check_status
@@ -12,10 +13,9 @@ from allotment._core.contract.table cimport OK, status_t
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.engine cimport engine_leave, engine_try_enter
 from allotment._core.mechanism.address_map cimport block_at
-from allotment._core.mechanism.failure cimport pool_failed
 from allotment._core.mechanism.pausing cimport (
     ExtentList, pause_begin, pause_end, pause_extents, pause_undo, resume_begin, resume_end)
-from allotment._core.mechanism.pool cimport pool_absent, pool_find
+from allotment._core.mechanism.pool cimport pause_failed, pool_absent, pool_find
 from allotment._core.mechanism.reclaim cimport forget_idle_tags
 from allotment._core.model.model cimport (
     ASLEEP, AWAKE, FAILED_PAUSED, FOR_TAGS, Block, Failure, Pool as EnginePool, Range)
@@ -25,7 +25,7 @@ from allotment._core.tools.arguments cimport read_callable
 
 import threading
 
-from allotment.errors import OutOfMemoryError, PausedError, PoolError, RequestError, UnsupportedError
+from allotment.errors import OutOfMemoryError, PausedError, PoolError, UnsupportedError
 
 
 cdef int sort_by_tenant(const Range* range_, uint32_t who, set mine, dict others) except -1:
@@ -44,6 +44,37 @@ cdef int sort_by_tenant(const Range* range_, uint32_t who, set mine, dict others
     return 0
 
 
+cdef class Pausing:
+    """A pool on its way to sleep. `moving`: it is neither awake nor asleep, which `undo_pauses` and `end_pause` end."""
+
+
+cdef class Waking:
+    """A pool on its way to be awake, with what its blocks want of the contents."""
+
+    def __dealloc__(self):
+        free(self.wanted.extents)
+
+
+@cython.final
+cdef class PartOf:
+    """Reports a part of something as a part of it all."""
+
+    cdef object progress
+    cdef bytes_t before, total
+
+    def __call__(self, done, total):
+        self.progress(self.before + done, self.total)
+
+
+cdef object part_of(object progress, bytes_t before, bytes_t total):
+    cdef PartOf part
+    if progress is None:
+        return None
+    part = PartOf.__new__(PartOf)
+    part.progress, part.before, part.total = progress, before, total
+    return part
+
+
 @cython.final
 cdef class Sleep(Part):
     """Sleep(allocator)\n--\n
@@ -55,14 +86,53 @@ cdef class Sleep(Part):
     def __cinit__(self, Allocator allocator not None):
         self.allocator = allocator
 
-    def pause(self, tag: str | Pool | Tenant, *, keep: str = "host") -> int:
+    def pause(
+        self,
+        tag: str | Pool | Tenant,
+        *,
+        keep: str = "host",
+        keep_host: bool = False,
+        folder: str | PathLike[str] | None = None,
+        host_limit: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
         """See `Allocator.pause`."""
-        if keep not in ("host", "nothing"):
-            raise RequestError(f'keep is "host" or "nothing", not {keep!r}')
+        from allotment._allocators.caching.keeping import Keeping   # late: few programs need it
+
+        keeping = Keeping(keep, keep_host, folder, host_limit)
+        if progress is not None:
+            read_callable(progress, "progress")
         owner = tag.name if Limits(self.allocator).is_tenant(tag) else None
+        pools = self.pools_to_pause(tag)
+        keeping.check_host_limit(self.bytes_in_use(pools))
+        return self.pause_pools(pools, keeping, progress, owner)
+
+    def contents_of(self, address: int, size: int) -> memoryview | None:
+        """The contents of paused memory, read-only, as they are kept on the host; None if they are not there.
+
+        `address` and `size` are those of a block in use when it was paused, or of a part of one. For memory that is
+        awake again, the contents at the last pause, while `keep_host` keeps the pages. Valid until the next pause or
+        resume.
+        """
+        cdef Contents contents
+        cdef address_t start = address
+        cdef bytes_t length = size
+        for contents in [*self.allocator.kept.values(), *self.allocator.host_copies.values()]:
+            if contents is not None:
+                view = contents.view(start, length)
+                if view is not None:
+                    return view
+        return None
+
+    def release_host_copy(self, tag: str | Pool | Tenant) -> int:
+        """Give back the host pages that `keep_host` keeps for memory that is awake; gives how many bytes went."""
+        cdef Contents contents
         released = 0
-        for first, second in self.pools_to_pause(tag):
-            released += self.pause_pool(first, second, keep == "host", owner)
+        for key in self.pools_to_pause(tag):
+            contents = self.allocator.host_copies.pop(key, None)
+            if contents is not None:
+                released += contents.total
+                contents.drop(self.ring())
         return released
 
     def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
@@ -125,7 +195,22 @@ cdef class Sleep(Part):
         if Limits(self.allocator).is_tenant(whose):
             return None
         Limits(self.allocator).find_pool(whose, &first, &second)
-        return [(first, second)]
+        return self.pools_with(first, second) if isinstance(whose, str) else [(first, second)]
+
+    cdef list pools_with(self, uint64_t first, uint64_t second):
+        """The pool of a tag, and those that were made inside the tag: of graph captures above all."""
+        cdef list found = [(first, second)]
+        cdef uint32_t tag = <uint32_t> (second - tag_pool_id(0))
+        cdef bint collects = self.allocator.enter_making_objects()
+        cdef EnginePool* pool = self.allocator.engine.first_pool
+        try:
+            while pool != NULL:
+                if pool.sleeps_with == tag:
+                    found.append((pool.first, pool.second))
+                pool = pool.next
+        finally:
+            self.allocator.leave_making_objects(collects)
+        return found
 
     cdef list pools_to_pause(self, object whose):
         cdef list named = self.pools_named(whose)
@@ -187,6 +272,7 @@ cdef class Sleep(Part):
             if not sleeps:
                 self.allocator.kept.pop((first, second), None)
                 self.allocator.paused_for.pop((first, second), None)
+                self.allocator.host_copies.pop((first, second), None)
         return 0
 
     def tags(self) -> dict[str, dict[str, int]]:
@@ -197,16 +283,30 @@ cdef class Sleep(Part):
         try:
             pool = self.allocator.engine.first_pool
             while pool != NULL:
-                if pool.tag != 0:
-                    found.append((pool.used_at, tag_name(pool.tag), pool.reserved_bytes,
+                if pool.tag != 0 or pool.sleeps_with != 0:
+                    found.append((pool.used_at, tag_name(pool.tag or pool.sleeps_with), pool.reserved_bytes,
                                   pool.small.away + pool.large.away))
                 pool = pool.next
         finally:
             self.allocator.leave_making_objects(collects)
-        return {name: {"reserved_bytes": reserved, "paused": away} for _, name, reserved, away in sorted(found)}
+        figures = {name: {"reserved_bytes": 0, "paused": 0} for used_at, name, _, _ in sorted(found) if used_at > 0}
+        for _, name, reserved, away in found:
+            figures[name]["reserved_bytes"] += reserved
+            figures[name]["paused"] += away
+        return figures
 
     cdef object name_of_pool(self, uint64_t first, uint64_t second):
-        return tag_name(<uint32_t> (second - tag_pool_id(0))) if second > tag_pool_id(0) else (first, second)
+        cdef EnginePool* pool
+        cdef uint32_t tag = 0
+        if second > tag_pool_id(0):
+            return tag_name(<uint32_t> (second - tag_pool_id(0)))
+        self.allocator.enter()
+        pool = pool_find(self.allocator.engine, first, second)
+        tag = pool.sleeps_with if pool != NULL else 0
+        pool = pool_find(self.allocator.engine, 0, tag_pool_id(tag)) if tag != 0 else NULL
+        engine_leave(self.allocator.engine)
+        # A pool that was paused by itself has its own name.
+        return tag_name(tag) if pool != NULL and pool.sleep != AWAKE else (first, second)
 
     def _notice_tags(self) -> None:
         """Look from now on which tag a request is in."""
@@ -237,51 +337,136 @@ cdef class Sleep(Part):
         if not engine_try_enter(self.allocator.engine):
             self.allocator.wait_outside()
 
-    cdef bytes_t pause_pool(self, uint64_t first, uint64_t second, bint keep, object owner) except? 0:
-        cdef Contents contents = Contents.__new__(Contents)
-        cdef tuple key = (first, second)
-        cdef list ranges = []
+    def _bytes_to_keep(self, tag: str) -> int:
+        """How many bytes of contents a pause of the tag would keep."""
+        return self.bytes_in_use(self.pools_to_pause(tag))
+
+    cdef bytes_t bytes_in_use(self, list pools) except? 0:
+        """What is to be kept of pools, those that sleep already left out."""
+        cdef bytes_t found = 0
         cdef ExtentList extents
         cdef EnginePool* pool
         cdef Failure failure
-        cdef bytes_t before
-        cdef bint ok, asleep
+        cdef bint ok
+        for first, second in pools:
+            memset(&extents, 0, sizeof(ExtentList))
+            self.allocator.enter()
+            pool = self.found(first, second, &failure)
+            ok = pool == NULL or pool.sleep == ASLEEP or pause_extents(self.allocator.engine, pool, &extents, &failure)
+            free(extents.extents)
+            self.allocator.leave(ok, &failure)
+            found += extents.total
+        return found
+
+    cdef bytes_t pause_pools(self, list pools, object keeping, object progress, object owner) except? 0:
+        """All of them or none."""
+        cdef list begun = []
+        cdef bytes_t total = 0
+        cdef bytes_t done = 0
+        cdef bytes_t released = 0
+        cdef object failure = None
+        cdef Pausing pausing
+        try:
+            for first, second in pools:
+                self.begin_pause(first, second, keeping, begun)
+            for pausing in begun:
+                total += pausing.contents.total
+            for pausing in begun:
+                if pausing.moving:
+                    self.save(pausing, keeping, part_of(progress, done, total))
+                    done += pausing.contents.total
+            for pausing in begun:
+                if pausing.moving:
+                    self.note_paused(pausing, keeping, owner)
+        except BaseException:
+            self.undo_pauses(begun)
+            raise
+        for pausing in begun:
+            try:
+                released += self.end_pause(pausing)
+            except BaseException as error:      # that one sleeps all the same, and so must the rest
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return released
+
+    cdef int begin_pause(self, uint64_t first, uint64_t second, object keeping, list begun) except -1:
+        cdef bint keep = keeping.keep != "nothing"
+        cdef Pausing pausing = Pausing.__new__(Pausing)
+        cdef ExtentList extents
+        cdef EnginePool* pool
+        cdef Failure failure
+        cdef bint ok
+        pausing.key = (first, second)
+        pausing.first, pausing.second = first, second
+        pausing.contents = Contents.__new__(Contents)
+        begun.append(pausing)       # first: it must be known before there is anything to undo
         memset(&extents, 0, sizeof(ExtentList))
         self.allocator.enter()
         pool = self.found(first, second, &failure)
-        asleep = pool != NULL and pool.sleep == ASLEEP
-        with nogil:
-            ok = pool != NULL and pause_begin(self.allocator.engine, pool, &failure)
-            if ok and keep and not asleep and not pause_extents(self.allocator.engine, pool, &extents, &failure):
-                pause_undo(self.allocator.engine, pool)
-                ok = False
+        ok = pool != NULL
+        if ok and pool.sleep != ASLEEP:
+            with nogil:
+                pausing.moving = ok = pause_begin(self.allocator.engine, pool, &failure)
+                ok = ok and (not keep or pause_extents(self.allocator.engine, pool, &extents, &failure))
+        try:
             self.allocator.leave(ok, &failure)
-        if not asleep:
-            try:
-                self.falls_asleep(first, second)
-                if keep:
-                    contents.plan(self.allocator.device, &extents)
-                    contents.obtain()
-                    contents.save()
-                ranges = self.ranges_of(first, second)
-                self.note_asleep(ranges, self.words_of_pool(first, second))
-                if owner is not None:
-                    self.allocator.paused_for[key] = owner
-                self.allocator.kept[key] = contents if keep else None
-            except BaseException:
-                self.enter_to_end()
-                pause_undo(self.allocator.engine, pool)
-                engine_leave(self.allocator.engine)
-                self.allocator.paused_for.pop(key, None)
-                contents.drop()
-                self.forget_asleep(ranges)
-                self.has_woken(first, second, True)
-                raise
-            finally:
-                free(extents.extents)
+            if keep and pausing.moving:
+                pausing.contents.plan(self.allocator.device, &extents)
+        finally:
+            free(extents.extents)
+        return 0
+
+    cdef int save(self, Pausing pausing, object keeping, object progress) except -1:
+        self.falls_asleep(pausing.first, pausing.second)
+        if keeping.keep == "host":
+            pausing.contents.keep_host = keeping.keep_host
+            pausing.contents.obtain_memory(self.allocator.host_copies.pop(pausing.key, None), self.ring())
+        elif keeping.keep == "file":
+            pausing.contents.obtain_file(keeping.folder)
+        if keeping.keep != "nothing":
+            pausing.contents.save(self.ring(), progress)
+        return 0
+
+    cdef int note_paused(self, Pausing pausing, object keeping, object owner) except -1:
+        pausing.ranges = self.ranges_of(pausing.first, pausing.second)
+        self.note_asleep(pausing.ranges, self.words_of_pool(pausing.first, pausing.second))
+        pausing.noted = True
+        if owner is not None:
+            self.allocator.paused_for[pausing.key] = owner
+        self.allocator.kept[pausing.key] = None if keeping.keep == "nothing" else pausing.contents
+        if not keeping.keep_host:
+            self.allocator.host_copies.pop(pausing.key, None)
+        return 0
+
+    cdef int undo_pauses(self, list begun) except -1:
+        cdef Pausing pausing
+        cdef EnginePool* pool
+        cdef Failure failure
         self.enter_to_end()
-        pool = self.found(first, second, &failure)
-        if asleep and pool != NULL and pool.sleep != ASLEEP:    # another thread wakes it, and needs its pages
+        for pausing in begun:
+            if pausing.moving:
+                pool = self.found(pausing.first, pausing.second, &failure)
+                pause_undo(self.allocator.engine, pool)
+        engine_leave(self.allocator.engine)
+        for pausing in begun:
+            if pausing.moving:
+                if pausing.noted:
+                    self.allocator.paused_for.pop(pausing.key, None)
+                    self.allocator.kept.pop(pausing.key, None)
+                    self.forget_asleep(pausing.ranges)
+                pausing.contents.drop(None)
+                self.has_woken(pausing.first, pausing.second, True)
+        return 0
+
+    cdef bytes_t end_pause(self, Pausing pausing) except? 0:
+        cdef EnginePool* pool
+        cdef Failure failure
+        cdef bytes_t before
+        cdef bint ok
+        self.enter_to_end()
+        pool = self.found(pausing.first, pausing.second, &failure)
+        if not pausing.moving and pool != NULL and pool.sleep != ASLEEP:    # another thread wakes it: needs its pages
             engine_leave(self.allocator.engine)
             return 0
         before = pool.reserved_bytes if pool != NULL else 0
@@ -290,6 +475,12 @@ cdef class Sleep(Part):
             before -= pool.reserved_bytes if pool != NULL else 0
             self.allocator.leave(ok, &failure)
         return before
+
+    cdef Ring ring(self):
+        if self.allocator.ring is None:
+            made = new_ring(self.allocator.device)
+            self.allocator.ring = self.allocator.ring or made
+        return self.allocator.ring
 
     cdef list begin_resume(self, list pools):
         cdef list begun = []
@@ -342,54 +533,67 @@ cdef class Sleep(Part):
         return 0
 
     cdef int finish_resume(self, list pools, object progress) except -1:
-        """Contents for pools that have memory again. Those that do not get theirs sleep on."""
-        cdef list left = list(pools)
+        """Contents for pools that have memory again; without all of them, all sleep on."""
+        cdef list waking = []
+        cdef bytes_t total = 0
+        cdef bytes_t done = 0
+        cdef Waking each
         try:
-            while left:
-                first, second = left[0]
-                self.finish_resume_pool(first, second, progress, left)
+            for first, second in pools:
+                waking.append(self.plan_waking(first, second))
+            for each in waking:
+                total += each.wanted.total
+            for each in waking:
+                if each.contents is not None:
+                    each.contents.restore(self.ring(), &each.wanted, part_of(progress, done, total))
+                    done += each.wanted.total
         except BaseException:
-            self.sleep_on(left)
+            self.sleep_on(pools)
             raise
-        return 0
+        return self.wake(waking)
 
-    cdef int restore(self, Contents contents, uint64_t first, uint64_t second, object progress) except -1:
+    cdef Waking plan_waking(self, uint64_t first, uint64_t second):
         """What is in blocks in use: those that were freed meanwhile may have no memory. pre: waking"""
-        cdef ExtentList wanted
+        cdef Waking each = Waking.__new__(Waking)
         cdef EnginePool* pool
         cdef Failure failure
         cdef bint ok
-        memset(&wanted, 0, sizeof(ExtentList))
-        self.allocator.enter()
-        pool = self.found(first, second, &failure)
-        ok = pool != NULL and pause_extents(self.allocator.engine, pool, &wanted, &failure)
-        try:
+        each.key = (first, second)
+        each.first, each.second = first, second
+        each.contents = self.allocator.kept[each.key]
+        each.ranges = self.ranges_of(first, second)
+        if each.contents is not None:
+            self.allocator.enter()
+            pool = self.found(first, second, &failure)
+            ok = pool != NULL and pause_extents(self.allocator.engine, pool, &each.wanted, &failure)
             self.allocator.leave(ok, &failure)
-            contents.restore(&wanted, progress)
-        finally:
-            free(wanted.extents)
-        return 0
+        return each
 
-    cdef int finish_resume_pool(self, uint64_t first, uint64_t second, object progress, list left) except -1:
-        """Remove it from `left` as soon as it is awake."""
-        cdef tuple key = (first, second)
-        cdef Contents contents = self.allocator.kept[key]
-        cdef list ranges = self.ranges_of(first, second)
+    cdef int wake(self, list waking) except -1:
+        cdef object failure = None
         cdef EnginePool* pool
-        cdef Failure failure
-        if contents is not None:
-            self.restore(contents, first, second, progress)
+        cdef Failure unused
+        cdef Waking each
         self.enter_to_end()
-        pool = self.found(first, second, &failure)
-        resume_end(self.allocator.engine, pool)
+        for each in waking:
+            pool = self.found(each.first, each.second, &unused)
+            resume_end(self.allocator.engine, pool)
         engine_leave(self.allocator.engine)
-        left.pop(0)
-        self.allocator.kept.pop(key, None)
-        self.allocator.paused_for.pop(key, None)
-        self.has_woken(first, second, contents is not None)
-        self.forget_asleep(ranges)
-        if contents is not None:
-            contents.drop()
+        for each in waking:
+            self.allocator.kept.pop(each.key, None)
+            self.allocator.paused_for.pop(each.key, None)
+        for each in waking:
+            try:
+                self.has_woken(each.first, each.second, each.contents is not None)
+                self.forget_asleep(each.ranges)
+                if each.contents is not None and each.contents.keep_host:
+                    self.allocator.host_copies[each.key] = each.contents
+                elif each.contents is not None:
+                    each.contents.drop(self.ring())
+            except BaseException as error:      # it is awake, and so are the rest
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return 0
 
     cdef void sleep_on(self, list pools) noexcept:
@@ -457,7 +661,6 @@ cdef class Sleep(Part):
         self.allocator.enter()
         block = block_at(self.allocator.engine, address)
         if block != NULL and block.free_list.half.pool.sleep != AWAKE:
-            awake = pool_failed(
-                &failure, FAILED_PAUSED, block.free_list.half.pool.first, block.free_list.half.pool.second)
+            awake = pause_failed(&failure, FAILED_PAUSED, block.free_list.half.pool)
         self.allocator.leave(awake, &failure)
         return 0

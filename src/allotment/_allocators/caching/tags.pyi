@@ -1,6 +1,7 @@
 # Made from tags.pyx by `make stubs`: change it there.
 
 from collections.abc import Callable
+from os import PathLike
 from types import TracebackType
 from typing import Self
 
@@ -30,11 +31,19 @@ class tag:
 def name_of_tag_pool(pool: PoolId) -> str:
     """Return the name of the tag whose pool has this id; "" if the pool is not a tag's."""
 
-def sleep(keep: str = "host") -> int:
+def sleep(
+    keep: str = "host",
+    *,
+    keep_host: bool = False,
+    folder: str | PathLike[str] | None = None,
+    host_limit: int | str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
     """Pause every tag of every allocator of this process, and empty their caches; return the number of bytes released.
 
-    `keep` is as for `Allocator.pause`. Memory outside of tags stays. If a tag cannot be paused, tags paused before stay
-    paused, and the error is raised. Raises what `Allocator.pause` raises.
+    The arguments are those of `Allocator.pause`; `host_limit` is for all tags together, and `progress` is called for
+    each of them. Memory outside of tags stays. If a tag cannot be paused, tags paused before stay paused, and the
+    error is raised. Raises what `Allocator.pause` raises.
     """
 
 def wake(*, progress: Callable[[int, int], None] | None = None) -> None:

@@ -130,19 +130,30 @@ cdef list sleepers():
     return [holder for holder in all_holders() if hasattr(holder, "sleep") and not holder.closed]
 
 
-def sleep(keep: str = "host") -> int:
+def sleep(
+    keep: str = "host",
+    *,
+    keep_host: bool = False,
+    folder: str | PathLike[str] | None = None,
+    host_limit: int | str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
     """Pause every tag of every allocator of this process, and empty their caches; return the number of bytes released.
 
-    `keep` is as for `Allocator.pause`. Memory outside of tags stays. If a tag cannot be paused, tags paused before stay
-    paused, and the error is raised. Raises what `Allocator.pause` raises.
+    The arguments are those of `Allocator.pause`; `host_limit` is for all tags together, and `progress` is called for
+    each of them. Memory outside of tags stays. If a tag cannot be paused, tags paused before stay paused, and the
+    error is raised. Raises what `Allocator.pause` raises.
     """
-    if keep not in ("host", "nothing"):
-        raise RequestError(f'keep is "host" or "nothing", not {keep!r}')
+    from allotment._allocators.caching.keeping import Keeping   # late: few programs need it
+
+    keeping = Keeping(keep, keep_host, folder, host_limit)
+    sleeping = [(allocator, name) for allocator in sleepers()
+                for name, figures in allocator.sleep.tags().items() if figures["reserved_bytes"] > 0]
+    keeping.check_host_limit(sum(allocator.sleep._bytes_to_keep(name) for allocator, name in sleeping))
     released = 0
+    for allocator, name in sleeping:
+        released += allocator.pause(name, keep=keep, keep_host=keep_host, folder=folder, progress=progress)
     for allocator in sleepers():
-        for name, figures in allocator.sleep.tags().items():
-            if figures["reserved_bytes"] > 0:
-                released += allocator.pause(name, keep=keep)
         released += allocator.trim_to(0)
     return released
 

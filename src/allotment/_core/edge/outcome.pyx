@@ -8,7 +8,8 @@ from allotment._core.model.model cimport (
     FAILED_ADDRESS, FAILED_ALREADY_ROUTING, FAILED_CHECKPOINT_CAPTURE, FAILED_CHECKPOINT_EVENTS,
     FAILED_CHECKPOINT_MISMATCH, FAILED_DEVICE,
     FAILED_EXACT_ADDRESS, FAILED_EXPANDABLE_BASE, FAILED_GIVEN_ADDRESS, FAILED_HOST_MEMORY, FAILED_NOT_ROUTING,
-    FAILED_OUT_OF_MEMORY, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_PLAIN, FAILED_PAUSE_SHARED, FAILED_PAUSED,
+    FAILED_OUT_OF_MEMORY, FAILED_PAUSE_CAPTURE, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_PLAIN, FAILED_PAUSE_SHARED,
+    FAILED_PAUSED,
     FAILED_POOL_FREEABLE, FAILED_POOL_ID, FAILED_POOL_IN_USE, FAILED_POOL_PLACEMENT,
     FAILED_POOL_UNKNOWN, FAILED_REJECTED, FAILED_STILL_CAPTURING, LIMIT_OF_ALLOCATOR, LIMIT_OF_POOL, LIMIT_OF_TENANT,
     PROMISED_TO_POOL, Failure)
@@ -84,6 +85,10 @@ cdef object paused_error(Device device, const Failure* failure):
         return PausedError(
             f"{words} on {device.name} cannot be paused: another process may have its block at {failure.address:#x} "
             "open; close the handle first", tag=tag)
+    if failure.reason == FAILED_PAUSE_CAPTURE:
+        return PausedError(
+            f"{words} on {device.name} cannot be paused or resumed now: a graph is being captured, which waiting for "
+            "the device would break; end the capture first", tag=tag)
     if failure.reason == FAILED_PAUSE_PLACEMENT:
         return UnsupportedError(
             f"{words} on {device.name} cannot be paused: it uses "
@@ -131,7 +136,8 @@ cdef object failure_error(Device device, const Failure* failure):
     """Return the exception for a failed operation; the caller raises it."""
     if failure.reason == FAILED_OUT_OF_MEMORY or failure.reason == FAILED_REJECTED:
         return out_of_memory(device, failure)
-    if failure.reason in (FAILED_PAUSED, FAILED_PAUSE_PLAIN, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_SHARED):
+    if failure.reason in (
+            FAILED_PAUSED, FAILED_PAUSE_CAPTURE, FAILED_PAUSE_PLAIN, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_SHARED):
         return paused_error(device, failure)
     if failure.reason == FAILED_EXACT_ADDRESS:
         why = f"blocks begin at multiples of {MIN_BLOCK}"

@@ -223,6 +223,8 @@ cdef void copy_pool_counts(Engine* twin, const Engine* engine) noexcept nogil:
         made.malloc_count = pool.malloc_count
         made.reserved_bytes = pool.reserved_bytes
         made.tag = pool.tag
+        made.sleeps_with = pool.sleeps_with
+        made.replayed = pool.replayed
         made.lent = pool.lent
         twin.lent_count += pool.lent
         made.sleep = pool.sleep

@@ -6,7 +6,8 @@ from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, count_t
 from allotment._core.edge.sharing cimport SharedBlock, SharedPiece
 from allotment._core.mechanism.address_map cimport block_at
 from allotment._core.mechanism.block cimport is_plain
-from allotment._core.mechanism.failure cimport address_failed, host_memory_failed, pool_failed
+from allotment._core.mechanism.failure cimport address_failed, host_memory_failed
+from allotment._core.mechanism.pool cimport pause_failed
 from allotment._core.mechanism.holds cimport hold_find, hold_make, hold_settle, is_needed_elsewhere
 from allotment._core.model.model cimport AWAKE, FAILED_PAUSED, Block, Engine, Failure, Hold, Range, StreamUse
 from allotment._core.tools.arrays cimport make_room
@@ -76,7 +77,7 @@ cdef bint share_block(Engine* engine, address_t address, bint keep, SharedBlock*
     if block == NULL:
         return address_failed(failure, address)
     if block.free_list.half.pool.sleep != AWAKE:
-        return pool_failed(failure, FAILED_PAUSED, block.free_list.half.pool.first, block.free_list.half.pool.second)
+        return pause_failed(failure, FAILED_PAUSED, block.free_list.half.pool)
     if not describe(engine, block, out, failure):
         return False
     if keep:

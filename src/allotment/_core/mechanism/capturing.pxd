@@ -13,6 +13,8 @@ from allotment._core.model.model cimport Block, Engine, Failure
 
 cdef bint capture_of(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil
 cdef bint inside_capture(Engine* engine, stream_t otherwise, bint* inside, Failure* failure) noexcept nogil
+# Whether a stream that got memory is in a capture now, on any thread; conservative where the device cannot tell.
+cdef bint is_captured(Engine* engine) noexcept nogil
 cdef bint is_used_in_capture(Engine* engine, const Block* block) noexcept nogil
 
 

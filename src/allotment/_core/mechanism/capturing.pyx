@@ -2,7 +2,8 @@ from allotment._core.contract.current cimport current_stream
 from allotment._core.contract.table cimport INVALID, OK, status_t
 from allotment._core.contract.types cimport capture_t, stream_t
 from allotment._core.mechanism.failure cimport device_failed
-from allotment._core.model.model cimport Block, Engine, Failure, StreamUse
+from allotment._core.model.model cimport (
+    FILTER_CAPTURE, FILTER_FUNCTION, Block, Engine, Failure, FreeList, Half, Route, StreamUse)
 
 
 cdef bint capture_of(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil:
@@ -27,6 +28,27 @@ cdef bint inside_capture(Engine* engine, stream_t otherwise, bint* inside, Failu
         return False
     inside[0] = capture != 0
     return True
+
+
+cdef bint is_captured(Engine* engine) noexcept nogil:
+    cdef Route* route = engine.routes if engine.impure_routes > 0 else NULL
+    while route != NULL:
+        if (route.filter.kind == FILTER_CAPTURE or route.filter.kind == FILTER_FUNCTION and (
+                is_half_captured(engine, &route.pool.small) or is_half_captured(engine, &route.pool.large))):
+            return True
+        route = route.older
+    return False
+
+
+cdef bint is_half_captured(Engine* engine, const Half* half) noexcept nogil:
+    cdef const FreeList* free_list = half.free_lists
+    cdef capture_t capture = 0
+    cdef Failure failure
+    while free_list != NULL:
+        if not capture_of(engine, free_list.stream.handle, &capture, &failure) or capture != 0:
+            return True
+        free_list = free_list.next
+    return False
 
 
 cdef bint is_used_in_capture(Engine* engine, const Block* block) noexcept nogil:

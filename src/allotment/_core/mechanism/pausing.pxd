@@ -28,7 +28,8 @@ cdef struct ExtentList:
 
 # pre for all functions: the caller is inside the engine, and the pool exists at least until it is awake again.
 cdef bint pause_begin(Engine* engine, Pool* pool, Failure* failure) noexcept nogil
-# Lists the extents whose contents must be kept: allocated blocks, adjacent ones joined. The caller owns the list.
+# Lists the extents whose contents must be kept: allocated blocks, adjacent ones joined, and all memory that graphs may
+# use. The caller owns the list.
 cdef bint pause_extents(Engine* engine, Pool* pool, ExtentList* list, Failure* failure) noexcept nogil
 cdef void pause_undo(Engine* engine, Pool* pool) noexcept nogil
 # If the device refuses to take back some memory, the pool is asleep nevertheless; pausing it again retries the rest.

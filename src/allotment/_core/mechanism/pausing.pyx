@@ -3,19 +3,20 @@ from libc.stdint cimport uint32_t
 
 from allotment._core.contract.table cimport OK, OUT_OF_MEMORY, status_t
 from allotment._core.contract.types cimport bytes_t, count_t
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
+from allotment._core.mechanism.capturing cimport is_captured
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.holds cimport is_needed_elsewhere
 from allotment._core.mechanism.limits cimport room_within_limits
 from allotment._core.mechanism.pausing cimport Extent, ExtentList
-from allotment._core.mechanism.pool cimport count_reserved, free_list_for
+from allotment._core.mechanism.pool cimport count_reserved, free_list_for, pause_failed
 from allotment._core.mechanism.ranges cimport missing_of, range_empty, range_fill
 from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.shortage cimport note_out_of_memory
 from allotment._core.mechanism.unlocked_section cimport unlocked_t, end_unlocked, begin_unlocked
 from allotment._core.mechanism.streams cimport stream_for
 from allotment._core.model.model cimport (
-    ASLEEP, AWAKE, FAILED_DEVICE, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_PLAIN, FAILED_PAUSE_SHARED, FAILED_PAUSED,
-    FALLING_ASLEEP, NO_LIMITER, WAKING, Block, Engine, Failure, Hold, Pool, Half, Range, Request,
+    ASLEEP, AWAKE, FAILED_DEVICE, FAILED_PAUSE_CAPTURE, FAILED_PAUSE_PLACEMENT, FAILED_PAUSE_PLAIN, FAILED_PAUSE_SHARED,
+    FAILED_PAUSED, FALLING_ASLEEP, NO_LIMITER, WAKING, Block, Engine, Failure, Hold, Pool, Half, Range, Request,
     StreamRecord)
 from allotment._core.tools.arrays cimport make_room
 
@@ -43,7 +44,7 @@ cdef Block* shared_block(Engine* engine, const Pool* pool) noexcept nogil:
 cdef bint can_be_paused(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
     cdef Range* range_ = range_of(engine.first_range, pool)
     cdef Block* shared = shared_block(engine, pool)
-    pool_failed(failure, FAILED_PAUSED, pool.first, pool.second)
+    pause_failed(failure, FAILED_PAUSED, pool)
     if pool.sleep != AWAKE and pool.sleep != ASLEEP:
         return False
     if pool.large.arena != NULL:
@@ -53,6 +54,9 @@ cdef bint can_be_paused(Engine* engine, Pool* pool, Failure* failure) noexcept n
     if shared != NULL:
         failure.reason = FAILED_PAUSE_SHARED
         failure.address = shared.address
+        return False
+    if is_captured(engine):
+        failure.reason = FAILED_PAUSE_CAPTURE
         return False
     while range_ != NULL:
         if range_.page == 0:
@@ -104,7 +108,7 @@ cdef bint pause_extents(Engine* engine, Pool* pool, ExtentList* list, Failure* f
     while range_ != NULL:
         block = range_.head
         while block != NULL:
-            if block.allocated and not add_extent(list, block):
+            if (block.allocated or pool.replayed and block.mapped) and not add_extent(list, block):
                 return host_memory_failed(failure)
             block = block.next
         range_ = range_of(range_.next, pool)
@@ -177,7 +181,9 @@ cdef bint resume_begin(Engine* engine, Pool* pool, uint32_t context, Failure* fa
     cdef Request request
     cdef bint ok
     if pool.sleep != ASLEEP:
-        return pool_failed(failure, FAILED_PAUSED, pool.first, pool.second)
+        return pause_failed(failure, FAILED_PAUSED, pool)
+    if is_captured(engine):
+        return pause_failed(failure, FAILED_PAUSE_CAPTURE, pool)
     pool.sleep = WAKING
     ok = fill_ranges(engine, pool, failure)
     if not ok and is_short(failure):

@@ -9,12 +9,14 @@ deleted, and its tally remembers that its id is spent.
 Cost: finding a pool by id or a free list by stream is one map lookup.
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._core.contract.types cimport count_t
+from allotment._core.mechanism.failure cimport pool_failed
 from allotment._core.model.model cimport (
     FALLING_ASLEEP, FILTER_CAPTURE, FILTER_FUNCTION, WAKING, Engine, Failure, Filter, Limits, Placement, Pool, Half,
-    RawAllocator, Request, Route, FreeList, StreamRecord, no_limit)
+    RawAllocator, Reason, Request, Route, FreeList, StreamRecord, no_limit)
+from allotment._core.records.tags cimport tag_pool_id
 
 cdef bint pool_init(Engine* engine, Pool* pool, uint64_t first, uint64_t second, const Placement* placement,
                     Failure* failure) noexcept nogil
@@ -30,6 +32,7 @@ cdef bint pool_absent(Engine* engine, uint64_t first, uint64_t second, Failure* 
 cdef bint pool_expect(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second, RawAllocator* allocator,
                                 const Placement* placement, Failure* failure) noexcept nogil
+cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil     # created on demand
 cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil
 cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, bint on,
@@ -63,6 +66,13 @@ cdef inline bint has_limits(const Limits* limits) noexcept nogil:
 cdef inline bint is_moving(const Pool* pool) noexcept nogil:
     """Whether the pool's contents are being copied to or from the host: nothing in it may be unmapped."""
     return pool.sleep == FALLING_ASLEEP or pool.sleep == WAKING
+
+
+cdef inline bint pause_failed(Failure* failure, Reason reason, const Pool* pool) noexcept nogil:
+    """Name the tag that a pool sleeps with, or the pool; always False."""
+    if pool.sleeps_with != 0:
+        return pool_failed(failure, reason, 0, tag_pool_id(pool.sleeps_with))
+    return pool_failed(failure, reason, pool.first, pool.second)
 
 
 cdef inline bint is_impure(const Filter* filter) noexcept nogil:

@@ -1,8 +1,8 @@
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
-from allotment._core.contract.table cimport OK, status_t
+from allotment._core.contract.table cimport CAN_VIRTUAL, OK, status_t
 from allotment._core.contract.types cimport bytes_t, capture_t, count_t
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
 from allotment._core.mechanism.pool cimport has_limits, is_impure, pool_key
@@ -12,6 +12,7 @@ from allotment._core.model.model cimport (
     FILTER_THREAD, FOR_ROUTES, NO_FAILURE, Block, Engine, Failure, Filter, Placement, Pool, Half, RawAllocator, Request,
     Route, FreeList, StreamRecord, no_limit)
 from allotment._core.records.stats cimport LARGE, SMALL, PoolTally, tally_move
+from allotment._core.records.tags cimport tag_here, tag_pool_id
 from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 
@@ -173,10 +174,12 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
                                 const Placement* placement, Failure* failure) noexcept nogil:
     """Add a user to a pool, which is created if it does not exist. Owns `allocator` on success.
 
-    `placement` NULL means the engine's own, or for an existing pool the one it has.
+    `placement` NULL means the engine's own, or for an existing pool the one it has. A pool that is created inside a tag is paused
+    with it.
     """
     cdef PoolTally* tally
     cdef Pool* pool
+    cdef uint32_t tag = 0
     if not is_pool_id(first, second):
         return pool_failed(failure, FAILED_POOL_ID, first, second)
     pool = pool_find(engine, first, second)
@@ -190,6 +193,13 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
     tally = <PoolTally*> map_get(&engine.pool_tallies, pool_key(first, second))
     if tally != NULL and tally.spent:
         return pool_absent(engine, first, second, failure)
+    if (tag_here() != 0 and second <= tag_pool_id(0) and allocator == NULL and engine.total_memory != 0
+            and engine.table.capabilities & CAN_VIRTUAL
+            and (placement == NULL or placement == engine.tag_placement)):
+        tag = tag_here()
+        placement = engine.tag_placement
+        if pool_of_tag(engine, tag, failure) == NULL:
+            return False
     pool = <Pool*> malloc(sizeof(Pool))
     if pool == NULL or not map_reserve(&engine.pools):
         free(pool)
@@ -205,6 +215,7 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
         return False
     if allocator != NULL:
         pool.allocator = allocator[0]
+    pool.sleeps_with = tag
     pool.prev = engine.last_pool
     if engine.last_pool != NULL:
         engine.last_pool.next = pool
@@ -213,6 +224,19 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
     engine.last_pool = pool
     map_put(&engine.pools, pool_key(first, second), pool)
     return True
+
+
+cdef Pool* pool_of_tag(Engine* engine, uint32_t tag, Failure* failure) noexcept nogil:
+    cdef Pool* pool = pool_find(engine, 0, tag_pool_id(tag))
+    if pool == NULL:
+        if not pool_create_or_incref(engine, 0, tag_pool_id(tag), NULL, engine.tag_placement, failure):
+            return NULL
+        pool = pool_find(engine, 0, tag_pool_id(tag))
+        pool.tag = tag
+        engine.tag_count += 1
+    engine.tag_requests += 1
+    pool.used_at = engine.tag_requests
+    return pool
 
 
 cdef bint pool_release(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil:
@@ -337,6 +361,7 @@ cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter fi
     engine.slow_path_reasons |= FOR_ROUTES
     if is_impure(&filter):
         engine.impure_routes += 1
+        route.pool.replayed = True
     return True
 
 

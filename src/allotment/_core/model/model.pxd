@@ -211,6 +211,7 @@ cdef struct Pool:
     # Memory that serves certain requests and no others. The default pool has the id (0, 0).
     uint64_t first, second      # the id
     uint32_t tag                # the tag whose memory it is, then always virtual memory; else 0
+    uint32_t sleeps_with        # the tag that a private pool was made in, and is paused with; then virtual memory too
     uint64_t used_at            # a tag's pool: the engine's count of requests for tags at its last request
     Sleep sleep
     Limits limits
@@ -225,6 +226,7 @@ cdef struct Pool:
     bint no_split
     bint use_on_oom
     bint lent                   # its free memory is lent before the device is asked: its owner promises to stay idle
+    bint replayed               # captures allocated from it: a graph may use its free memory when it runs
     bint freeable               # has no user left; deleted when it holds no memory
     Pool* prev
     Pool* next                  # private pools in order of creation
@@ -390,6 +392,7 @@ cdef enum Reason:
     FAILED_PAUSE_PLAIN          # the segment at `address` got its addresses from the device with its memory
     FAILED_PAUSE_PLACEMENT      # `fault` names the pool's placement, which cannot pause
     FAILED_PAUSE_SHARED         # another process may have the block at `address` open
+    FAILED_PAUSE_CAPTURE        # a capture is under way, which waiting for the device would break
 
 cdef enum Limiter:              # whose limit prevented it
     NO_LIMITER
@@ -488,6 +491,7 @@ cdef struct Engine:
     StreamRecord elsewhere      # stands for other processes among the users of a shared block
 
     const Placement* placement  # of pools created without naming one
+    const Placement* tag_placement      # of the pools of tags, and of those made inside one
     Pool defaults
     PointerMap pools            # see pool_key -> Pool
     PointerMap pool_tallies     # the same -> PoolTally, also of deleted pools

@@ -5,9 +5,9 @@ from allotment._core.contract.table cimport OUT_OF_MEMORY
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.mechanism.address_map cimport address_reserve, has_room_for_one
 from allotment._core.mechanism.block cimport is_plain, is_plain_of, is_split
-from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
+from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
 from allotment._core.mechanism.limits cimport release_for_soft_limit, room_below_soft_limits, room_within_limits
-from allotment._core.mechanism.pool cimport free_list_for
+from allotment._core.mechanism.pool cimport free_list_for, pause_failed
 from allotment._core.mechanism.reclaim cimport release_everything
 from allotment._core.mechanism.segment cimport segment_obtain
 from allotment._core.mechanism.shortage cimport borrow, callbacks_freed, note_out_of_memory, note_rejection, rejects
@@ -221,7 +221,7 @@ cdef Block* miss_free_list(Engine* engine, Request* request) noexcept nogil:
         return block
     if pool.sleep != AWAKE:         # paused meanwhile
         add_to_free_list(block)
-        pool_failed(&request.failure, FAILED_PAUSED, pool.first, pool.second)
+        pause_failed(&request.failure, FAILED_PAUSED, pool)
         return NULL
     return deliver(engine, request, block)
 

@@ -1,0 +1,568 @@
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from allotment._core.contract.raising cimport device_error
+from allotment._core.contract.table cimport IS_HOST, OK, Device, DeviceTable, status_t
+from allotment._core.contract.types cimport address_t, bytes_t
+
+import _thread
+import os
+
+from allotment.errors import FormatError
+
+cdef extern from *:
+    """
+    #include <stddef.h>
+    #include <stdint.h>
+    #include <string.h>
+    #if defined(_MSC_VER)
+    #include <intrin.h>
+    #define allotment_count_add(place, value) \\
+        ((uint64_t) _InterlockedExchangeAdd64((volatile long long*) (place), (long long) (value)))
+    #define allotment_count_load(place) (*(volatile uint64_t*) (place))
+    #define allotment_count_store(place, value) (*(volatile uint64_t*) (place) = (value))
+    #else
+    #define allotment_count_add(place, value) __atomic_fetch_add((place), (value), __ATOMIC_RELAXED)
+    #define allotment_count_load(place) __atomic_load_n((place), __ATOMIC_RELAXED)
+    #define allotment_count_store(place, value) __atomic_store_n((place), (value), __ATOMIC_RELAXED)
+    #endif
+
+    /* Copies without reading the target into the caches first. */
+    #if defined(__SSE2__)
+    #include <emmintrin.h>
+    static void allotment_store_past_caches(char* target, const char* source, size_t size) {
+        if ((((uintptr_t) target | (uintptr_t) source) & 15) || (size & 63)) {
+            memcpy(target, source, size);
+            return;
+        }
+        for (size_t i = 0; i < size; i += 64) {
+            __m128i a = _mm_load_si128((const __m128i*) (source + i));
+            __m128i b = _mm_load_si128((const __m128i*) (source + i + 16));
+            __m128i c = _mm_load_si128((const __m128i*) (source + i + 32));
+            __m128i d = _mm_load_si128((const __m128i*) (source + i + 48));
+            _mm_stream_si128((__m128i*) (target + i), a);
+            _mm_stream_si128((__m128i*) (target + i + 16), b);
+            _mm_stream_si128((__m128i*) (target + i + 32), c);
+            _mm_stream_si128((__m128i*) (target + i + 48), d);
+        }
+        _mm_sfence();
+    }
+    #else
+    #define allotment_store_past_caches(target, source, size) memcpy((target), (source), (size))
+    #endif
+
+    /* Four lanes of multiply and rotate, as xxHash has them: faster than any disk, and any changed bit shows. */
+    static uint64_t allotment_rotate(uint64_t value, int by) { return (value << by) | (value >> (64 - by)); }
+    static uint64_t allotment_checksum(const char* data, size_t size) {
+        const uint64_t first = 0x9E3779B185EBCA87ULL, second = 0xC2B2AE3D27D4EB4FULL;
+        uint64_t lanes[4] = {first + second, second, 0, 0 - first}, word, sum;
+        size_t i = 0;
+        for (; i + 32 <= size; i += 32)
+            for (int lane = 0; lane < 4; lane++) {
+                memcpy(&word, data + i + 8 * lane, 8);
+                lanes[lane] = allotment_rotate(lanes[lane] + word * second, 31) * first;
+            }
+        sum = size;
+        for (int lane = 0; lane < 4; lane++) sum = allotment_rotate(sum ^ lanes[lane], 27) * first + second;
+        for (; i < size; i++) sum = allotment_rotate(sum ^ (unsigned char) data[i] * first, 11) * second;
+        sum ^= sum >> 29;
+        return sum * second;
+    }
+
+    #if defined(_WIN32)
+    #define ALLOTMENT_NO_FILES 1
+    static int allotment_write_at(int file, const char* data, size_t size, uint64_t offset) { return 1; }
+    static int allotment_read_at(int file, char* data, size_t size, uint64_t offset) { return 1; }
+    static void allotment_forget_pages(void* start, size_t size) {}
+    #else
+    #include <errno.h>
+    #include <sys/mman.h>
+    #include <unistd.h>
+    #define ALLOTMENT_NO_FILES 0
+    /* 0 or errno. */
+    static int allotment_write_at(int file, const char* data, size_t size, uint64_t offset) {
+        while (size > 0) {
+            ssize_t count = pwrite(file, data, size, (off_t) offset);
+            if (count < 0 && errno == EINTR) continue;
+            if (count <= 0) return count < 0 ? errno : EIO;
+            data += count; size -= (size_t) count; offset += (uint64_t) count;
+        }
+        return 0;
+    }
+    /* 0, errno, or -1: the file ends before. */
+    static int allotment_read_at(int file, char* data, size_t size, uint64_t offset) {
+        while (size > 0) {
+            ssize_t count = pread(file, data, size, (off_t) offset);
+            if (count < 0 && errno == EINTR) continue;
+            if (count <= 0) return count < 0 ? errno : -1;
+            data += count; size -= (size_t) count; offset += (uint64_t) count;
+        }
+        return 0;
+    }
+    static void allotment_forget_pages(void* start, size_t size) { madvise(start, size, MADV_DONTNEED); }
+    #endif
+
+    /* Traced code calls Python at every line, which needs one thread. */
+    #if defined(CYTHON_TRACE_NOGIL) && CYTHON_TRACE_NOGIL
+    #define ALLOTMENT_COPIES_ALONE 1
+    #else
+    #define ALLOTMENT_COPIES_ALONE 0
+    #endif
+    """
+    uint64_t count_add "allotment_count_add"(uint64_t* place, uint64_t value) noexcept nogil
+    uint64_t count_load "allotment_count_load"(const uint64_t* place) noexcept nogil
+    void count_store "allotment_count_store"(uint64_t* place, uint64_t value) noexcept nogil
+    void store_past_caches "allotment_store_past_caches"(char* target, const char* source, size_t size) noexcept nogil
+    uint64_t checksum "allotment_checksum"(const char* data, size_t size) noexcept nogil
+    int write_at "allotment_write_at"(int file, const char* data, size_t size, uint64_t offset) noexcept nogil
+    int read_at "allotment_read_at"(int file, char* data, size_t size, uint64_t offset) noexcept nogil
+    void forget_pages "allotment_forget_pages"(void* start, size_t size) noexcept nogil
+    bint COPIES_ALONE "ALLOTMENT_COPIES_ALONE"
+
+cdef enum:
+    ALIGNMENT = 4096            # of direct I/O
+    AT_ONCE = 8                 # spans that one thread copies before it looks for progress and signals
+
+cdef size_t lanes_most
+cdef bytes_t span_now
+cdef bint past_caches, pins
+
+
+def choose(*, lanes: int = 16, span: int = 2 << 20, stores: bool = True, pin_kept: bool = False) -> None:
+    """Set how memory is copied, for measurements and tests; called without arguments, as it was.
+
+    `lanes`: threads at most, each with two buffers of `span` bytes; `stores`: past the caches; `pin_kept`: whether
+    host pages that `keep_host` keeps are pinned when they are used again.
+    """
+    global lanes_most, span_now, past_caches, pins
+    lanes_most, span_now, past_caches, pins = lanes, span, stores, pin_kept
+
+
+# More threads than the bus needs: each of them finds pages, and copies into them, at some 4 GB/s.
+choose()
+
+
+cdef bytes_t span_size() noexcept:
+    return span_now
+
+
+cdef bint pins_kept() noexcept:
+    return pins
+
+
+# --- one span ----------------------------------------------------------------------------------------------
+
+cdef inline bint failed(Side* side, status_t status, const char* operation) noexcept nogil:
+    """Note a device's failure; always False."""
+    side.status = status
+    side.operation = operation
+    return False
+
+
+cdef inline bint take_span(Job* job, size_t* span) noexcept nogil:
+    if count_load(&job.stop) != 0:
+        return False
+    span[0] = count_add(&job.next, 1)
+    return span[0] < job.end
+
+
+cdef inline bytes_t size_of_span(const Job* job, size_t span) noexcept nogil:
+    return min(job.span, job.size - span * job.span)
+
+
+cdef inline char* buffer_of(const Job* job, const Side* side, size_t span, int turn) noexcept nogil:
+    return job.memory + span * job.span if job.direct else side.buffers[turn]
+
+
+cdef size_t first_run_in(const Job* job, bytes_t offset) noexcept nogil:
+    """Return the first run that ends behind an offset."""
+    cdef size_t low = 0
+    cdef size_t high = job.run_count
+    cdef size_t middle
+    while low < high:
+        middle = (low + high) // 2
+        if job.runs[middle].offset + job.runs[middle].size <= offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef bint wait_for(Job* job, Side* side, int turn) noexcept nogil:
+    cdef status_t status
+    if job.table.capabilities & IS_HOST or job.table.stream_synchronize == NULL:
+        return True
+    status = job.table.stream_synchronize(job.table.self, side.streams[turn])
+    return status == OK or failed(side, status, b"stream_synchronize")
+
+
+cdef bint move_span(Job* job, Side* side, size_t span, int turn) noexcept nogil:
+    """Start copies between the device and a buffer."""
+    cdef bytes_t start = span * job.span
+    cdef bytes_t end = start + size_of_span(job, span)
+    cdef char* buffer = buffer_of(job, side, span, turn)
+    cdef DeviceTable* table = job.table
+    cdef status_t status = OK
+    cdef size_t i = first_run_in(job, start)
+    cdef bytes_t low, high
+    cdef address_t device, host
+    while i < job.run_count and job.runs[i].offset < end:
+        low = max(job.runs[i].offset, start)
+        high = min(job.runs[i].offset + job.runs[i].size, end)
+        device = job.runs[i].address + (low - job.runs[i].offset)
+        host = <address_t> <uintptr_t> (buffer + (low - start))
+        if table.capabilities & IS_HOST:
+            if job.task == SAVE:
+                store(<char*> <uintptr_t> host, <const char*> <uintptr_t> device, high - low)
+            else:
+                store(<char*> <uintptr_t> device, <const char*> <uintptr_t> host, high - low)
+        else:
+            status = table.copy(
+                table.self, host if job.task == SAVE else device, device if job.task == SAVE else host, high - low,
+                table.device, table.device, side.streams[turn] if side.stream_count > 0 else 0)
+        if status != OK:
+            return failed(side, status, b"copy")
+        i += 1
+    return True
+
+
+cdef inline void store(char* target, const char* source, size_t size) noexcept nogil:
+    if past_caches:
+        store_past_caches(target, source, size)
+    else:
+        memcpy(target, source, size)
+
+
+cdef bint put_away(Job* job, Side* side, size_t span, int turn) noexcept nogil:
+    """Store a buffer, whose copies have been waited for, in its place."""
+    cdef bytes_t start = span * job.span
+    cdef bytes_t size = size_of_span(job, span)
+    cdef bytes_t padded = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    cdef char* buffer = side.buffers[turn]
+    if job.direct:
+        pass
+    elif job.memory != NULL:
+        store(job.memory + start, buffer, size)
+    else:
+        memset(buffer + size, 0, padded - size)
+        job.checksums[span] = checksum(buffer, size)
+        side.error = write_at(job.descriptor, buffer, padded, start)
+        if side.error != 0:
+            return False
+    count_add(&job.done, size)
+    return True
+
+
+cdef bint fetch(Job* job, Side* side, size_t span, int turn) noexcept nogil:
+    """Load a buffer from its place: only what is wanted of a copy in memory."""
+    cdef bytes_t start = span * job.span
+    cdef bytes_t size = size_of_span(job, span)
+    cdef bytes_t padded = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    cdef char* buffer = side.buffers[turn]
+    cdef size_t i = first_run_in(job, start)
+    cdef bytes_t low, high
+    if job.memory == NULL:
+        side.error = read_at(job.descriptor, buffer, padded, start)
+        side.changed = side.error < 0 or (side.error == 0 and checksum(buffer, size) != job.checksums[span])
+        return side.error == 0 and not side.changed
+    while i < job.run_count and job.runs[i].offset < start + size:
+        low = max(job.runs[i].offset, start)
+        high = min(job.runs[i].offset + job.runs[i].size, start + size)
+        memcpy(buffer + (low - start), job.memory + low, high - low)
+        i += 1
+    return True
+
+
+cdef bytes_t wanted_in(const Job* job, size_t span) noexcept nogil:
+    """Return how many bytes of a span are in runs."""
+    cdef bytes_t start = span * job.span
+    cdef bytes_t end = start + size_of_span(job, span)
+    cdef size_t i = first_run_in(job, start)
+    cdef bytes_t found = 0
+    while i < job.run_count and job.runs[i].offset < end:
+        found += min(job.runs[i].offset + job.runs[i].size, end) - max(job.runs[i].offset, start)
+        i += 1
+    return found
+
+
+# --- one thread --------------------------------------------------------------------------------------------
+
+cdef bint prepare(Job* job, Side* side) noexcept nogil:
+    """Make the buffers and streams that a thread lacks."""
+    cdef DeviceTable* table = job.table
+    cdef bint is_host = table.capabilities & IS_HOST != 0
+    cdef address_t found = 0
+    cdef status_t status
+    cdef uintptr_t base
+    if side.memory == NULL and not job.direct:
+        if not is_host and table.pinned_allocate != NULL and table.pinned_allocate(
+                table.self, 2 * job.span + ALIGNMENT, &found) == OK:
+            side.memory = <void*> <uintptr_t> found
+            side.pinned = True
+        else:
+            side.memory = malloc(2 * job.span + ALIGNMENT)      # copies are slower, and as right
+            side.pinned = False
+        if side.memory == NULL:
+            side.error = 12     # ENOMEM
+            return False
+        base = (<uintptr_t> side.memory + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        side.buffers[0] = <char*> base
+        side.buffers[1] = <char*> (base + job.span)
+    while not is_host and side.stream_count < 2 and table.stream_create != NULL:
+        status = table.stream_create(table.self, &side.streams[side.stream_count])
+        if status != OK:
+            return failed(side, status, b"stream_create")
+        side.stream_count += 1
+    return True
+
+
+cdef bint save_spans(Job* job, Side* side) noexcept nogil:
+    cdef size_t span = 0
+    cdef size_t before = 0
+    cdef bint is_before = False     # a span whose copies are under way, in the other buffer
+    cdef bint is_next
+    cdef int turn = 0
+    while True:
+        is_next = take_span(job, &span)
+        if is_next and not move_span(job, side, span, turn):
+            return False
+        if is_before and not (wait_for(job, side, 1 - turn) and put_away(job, side, before, 1 - turn)):
+            return False
+        if not is_next:
+            return True
+        is_before = True
+        before = span
+        turn = 1 - turn
+
+
+cdef bint restore_spans(Job* job, Side* side) noexcept nogil:
+    cdef size_t span = 0
+    cdef int turn = 0
+    cdef bytes_t wanted
+    while take_span(job, &span):
+        wanted = wanted_in(job, span)
+        if wanted == 0:
+            continue
+        if not wait_for(job, side, turn):
+            return False
+        if not job.direct and not fetch(job, side, span, turn):
+            return False
+        if not move_span(job, side, span, turn):
+            return False
+        count_add(&job.done, wanted)
+        turn = 1 - turn
+    return True
+
+
+cdef void forget_spans(Job* job) noexcept nogil:
+    cdef size_t span = 0
+    while take_span(job, &span):
+        forget_pages(job.memory + span * job.span, size_of_span(job, span))
+
+
+cdef void work(Job* job, Side* side) noexcept nogil:
+    """Do spans until none is left. No copy is under way in the end, also after a failure."""
+    cdef bint ok
+    cdef int turn
+    side.status = OK
+    side.error = 0
+    side.changed = False
+    if job.task == FORGET:
+        forget_spans(job)
+        return
+    ok = prepare(job, side) and (save_spans(job, side) if job.task == SAVE else restore_spans(job, side))
+    for turn in range(2):
+        if ok:
+            ok = wait_for(job, side, turn)
+        elif side.stream_count > turn and job.table.stream_synchronize != NULL:
+            job.table.stream_synchronize(job.table.self, side.streams[turn])
+    if not ok:
+        count_store(&job.stop, 1)
+
+
+# --- threads and buffers -----------------------------------------------------------------------------------
+
+@cython.final
+cdef class Lane:
+    """What one thread copies with: two buffers and their streams."""
+
+    cdef void close(self) noexcept:
+        cdef DeviceTable* table = &self.device.table if self.device is not None else NULL
+        cdef int turn
+        if table == NULL:
+            return
+        for turn in range(self.side.stream_count if table.stream_destroy != NULL else 0):
+            with nogil:
+                table.stream_destroy(table.self, self.side.streams[turn])
+        self.side.stream_count = 0
+        if self.side.pinned:
+            with nogil:
+                table.pinned_free(table.self, <address_t> <uintptr_t> self.side.memory)
+        else:
+            free(self.side.memory)
+        self.side.memory = NULL
+        self.side.pinned = False
+
+    def __del__(self):
+        # A finalizer, because a deallocator may not call a device that is written in Python.
+        self.close()
+
+
+cdef object error_of(const Job* job, Lane lane):
+    """Return why a lane stopped, or None. Called by the thread that worked with it, whom the device tells."""
+    cdef Side* side = &lane.side
+    if side.status != OK:
+        return device_error(lane.device, side.status, (<bytes> side.operation).decode())
+    if side.changed:
+        return FormatError(
+            "the file that paused memory was written to has been changed; its contents are lost, and the memory stays "
+            "paused")
+    if side.error != 0 and job.descriptor < 0:
+        return MemoryError("the host has no memory for the buffers that paused memory is copied through")
+    if side.error != 0:
+        return OSError(side.error, "the file for paused memory: " + os.strerror(side.error))
+    return None
+
+
+cdef class _Worker:
+    """A thread's part of a job."""
+
+    cdef Job* job
+    cdef Lane lane
+    cdef object done            # SimpleQueue: gets the error, or None
+
+    def __call__(self):
+        try:
+            with nogil:
+                work(self.job, &self.lane.side)
+            self.done.put(error_of(self.job, self.lane))
+        except BaseException as error:
+            count_store(&self.job.stop, 1)
+            self.done.put(error)
+
+
+@cython.final
+cdef class Ring:
+    """The buffers of an allocator, which its pauses and resumes take in turn."""
+
+    cdef list take(self, size_t count, bytes_t span):
+        cdef list taken = []
+        cdef Lane lane
+        while len(taken) < count:
+            lane = self.idle.pop() if len(self.idle) > 0 else None
+            if lane is not None and lane.span != span:
+                lane.close()
+                lane = None
+            if lane is None:
+                lane = Lane.__new__(Lane)
+                lane.device = self.device
+                lane.span = span
+            taken.append(lane)
+        return taken
+
+    cdef int give(self, list lanes) except -1:
+        if not self.closed:
+            self.idle.extend(lanes)
+        while len(self.idle) > <Py_ssize_t> lanes_most:
+            (<Lane> self.idle.pop()).close()
+        return 0
+
+    cdef int close(self) except -1:
+        self.closed = True
+        while self.idle:
+            (<Lane> self.idle.pop()).close()
+        return 0
+
+    cdef int run(self, Job* job, object progress) except -1:
+        cdef size_t spans = (job.size + job.span - 1) // job.span
+        cdef size_t count = 1 if COPIES_ALONE else min(spans // 2, lanes_most, <size_t> processors())
+        cdef list lanes
+        job.next = job.done = job.stop = 0
+        job.end = spans
+        if spans == 0:
+            return 0
+        lanes = self.take(max(count, <size_t> 1), job.span)
+        try:
+            if count <= 1:
+                self.run_here(job, lanes[0], progress)
+            else:
+                self.run_in_threads(job, lanes, progress)
+        finally:
+            self.give(lanes)
+        return 0
+
+    cdef int run_here(self, Job* job, Lane lane, object progress) except -1:
+        cdef uint64_t spans = job.end
+        while True:
+            job.end = min(min(job.next, job.end) + AT_ONCE, spans)
+            job.next = min(job.next, job.end)
+            with nogil:
+                work(job, &lane.side)
+            error = error_of(job, lane)
+            if error is not None:
+                raise error
+            PyErr_CheckSignals()
+            if progress is not None:
+                progress(job.done, job.total)
+            if job.end == spans:
+                return 0
+            job.next = job.end
+
+    cdef int run_in_threads(self, Job* job, list lanes, object progress) except -1:
+        from queue import Empty, SimpleQueue    # late: few programs need it
+
+        cdef object done = SimpleQueue()
+        cdef object failure = None
+        cdef size_t running = 0
+        cdef uint64_t told = 0
+        cdef _Worker worker
+        cdef Lane lane
+        for lane in lanes:
+            worker = _Worker.__new__(_Worker)
+            worker.job, worker.lane, worker.done = job, lane, done
+            try:
+                _thread.start_new_thread(worker, ())
+            except RuntimeError:            # no more threads: those that run do it all
+                break
+            running += 1
+        if running == 0:
+            return self.run_here(job, lanes[0], progress)
+        while running > 0:
+            try:
+                if progress is None or count_load(&job.stop) != 0:
+                    error = done.get()      # a signal gets through
+                else:
+                    error = done.get(timeout=0.05)
+                running -= 1
+                failure = failure or error
+            except Empty:
+                pass
+            except BaseException as error:
+                count_store(&job.stop, 1)
+                failure = failure or error
+            try:
+                if progress is not None and count_load(&job.stop) == 0 and count_load(&job.done) != told:
+                    told = count_load(&job.done)
+                    progress(told, job.total)
+            except BaseException as error:
+                count_store(&job.stop, 1)
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return 0
+
+
+cdef Ring new_ring(Device device):
+    cdef Ring made = Ring.__new__(Ring)
+    made.device = device
+    made.idle = []
+    return made
+
+
+cdef int processors() except -1:
+    """Return how many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

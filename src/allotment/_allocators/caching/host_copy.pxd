@@ -1,0 +1,19 @@
+"""Memory of the host that the contents of paused memory lie in.
+
+Pages are found when they are first written, large ones where the system has any. They may stay for the next pause
+(`keep_host`), and are then pinned if that was chosen.
+"""
+
+from allotment._core.contract.types cimport bytes_t
+
+cdef class HostCopy:
+    cdef object pages           # mmap
+    cdef object device          # that pinned it; None
+    cdef char* start            # of `size` bytes, where a large page begins
+    cdef bytes_t size
+
+    cdef bint pin(self, object device) except -1        # False if the device pins no memory that is there already
+    cdef bint fits(self, bytes_t size) noexcept         # exactly enough, but for a hundredth
+    cdef int close(self) except -1                      # nothing may use it any more
+
+cdef HostCopy host_copy(bytes_t size)                   # raises MemoryError

@@ -1,0 +1,68 @@
+cimport cython
+from libc.stdint cimport uintptr_t
+
+from allotment._core.contract.types cimport address_t, bytes_t
+
+from contextlib import suppress
+
+from allotment.errors import DeviceError
+
+cdef enum:
+    LARGE_PAGE = 2 << 20
+
+
+@cython.final
+cdef class HostCopy:
+    """Pages of the host, for the contents of paused memory."""
+
+    cdef bint pin(self, object device) except -1:
+        if self.device is not None:
+            return True
+        if not hasattr(device, "register_host"):
+            return False
+        try:
+            device.register_host(<address_t> <uintptr_t> self.start, self.size)
+        except DeviceError:
+            return False
+        self.device = device
+        return True
+
+    cdef bint fits(self, bytes_t size) noexcept:
+        return size <= self.size <= size + size // 100 + LARGE_PAGE
+
+    cdef int close(self) except -1:
+        if self.device is not None:
+            with suppress(DeviceError):
+                self.device.unregister_host(<address_t> <uintptr_t> self.start)
+            self.device = None
+        if self.pages is not None:
+            self.pages.close()
+            self.pages = None
+        return 0
+
+    def __del__(self):
+        # A finalizer, because a deallocator may not call a device that is written in Python.
+        self.close()
+
+
+cdef HostCopy host_copy(bytes_t size):
+    cdef HostCopy copy = HostCopy.__new__(HostCopy)
+    cdef unsigned char[::1] view
+    cdef uintptr_t first
+    import mmap     # late: few programs need it
+
+    copy.size = size
+    try:
+        copy.pages = mmap.mmap(-1, size + LARGE_PAGE, **(
+            {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}))
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"the host has no memory for {size} bytes of paused memory: {error}") from error
+    view = copy.pages
+    first = <uintptr_t> &view[0]
+    copy.start = <char*> ((first + LARGE_PAGE - 1) // LARGE_PAGE * LARGE_PAGE)
+    # Whole large pages alone: the last one would take up to 2 MiB for nothing.
+    if hasattr(mmap, "MADV_HUGEPAGE") and size >= LARGE_PAGE:
+        with suppress(OSError):         # a system without large pages
+            copy.pages.madvise(
+                mmap.MADV_HUGEPAGE, <uintptr_t> copy.start - first, size // LARGE_PAGE * LARGE_PAGE)
+    return copy

@@ -1,0 +1,465 @@
+"""Where the contents of paused memory are meanwhile: on the host, in a file, kept for the next time, or nowhere."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+import allotment
+from allotment._allocators.caching import copying
+from allotment.errors import FormatError, PoolError, RequestError, SizeError
+from helpers.child import output_of
+from helpers.engine import MIB, reserved
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="files without names are Linux's")
+KIB = 1 << 10
+
+
+@pytest.fixture
+def many_spans():
+    """So small that a few arrays keep several threads busy."""
+    copying.choose(lanes=4, span=16 * KIB)
+    yield
+    copying.choose()
+
+
+@pytest.fixture
+def alloc():
+    with allotment.Allocator("host") as made:
+        yield made
+
+
+def filled(alloc, tag="w", lengths=(100, 70_000, 300_000)):
+    with allotment.tag(tag):
+        return [alloc.full(length, number + 1, "int32") for number, length in enumerate(lengths)]
+
+
+def are_right(arrays):
+    return all((array == number + 1).all() for number, array in enumerate(arrays))
+
+
+def files_of(folder):
+    """Descriptors of this process that are open on files in a folder, also on those without a name."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith(f"{folder}/"):
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
+
+
+# --- several threads --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("options", [{}, {"keep_host": True}, {"keep": "file"}], ids=str)
+def test_contents_that_several_threads_copied_are_right_and_progress_ends_at_the_total(alloc, many_spans, options):
+    arrays = filled(alloc)
+    seen = []
+    for _ in range(5):
+        seen.clear()
+        alloc.pause("w", **options, progress=lambda *done: seen.append(done))
+        alloc.resume("w", progress=lambda *done: seen.append(done))
+        assert are_right(arrays)
+        assert [done for done, total in seen if done == total] == [seen[-1][1]] * 2
+        assert seen[-1][1] >= sum(array.nbytes for array in arrays)
+    alloc.inspection.check_invariants()
+    del arrays
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("during", ["pause", "resume"])
+def test_a_progress_that_raises_while_threads_copy_leaves_the_tag_whole(alloc, many_spans, during):
+    arrays = filled(alloc)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    if during == "pause":
+        with pytest.raises(KeyboardInterrupt):
+            alloc.pause("w", progress=stop)
+        assert alloc.paused() == set()
+        assert are_right(arrays)
+        alloc.pause("w")
+    else:
+        alloc.pause("w")
+        with pytest.raises(KeyboardInterrupt):
+            alloc.resume("w", progress=stop)
+    assert alloc.paused() == {"w"}
+    alloc.inspection.check_invariants()
+    alloc.resume("w")
+    assert are_right(arrays)
+    del arrays
+
+
+@pytest.mark.threads
+def test_two_tags_are_copied_at_the_same_time(alloc, many_spans):
+    arrays = {tag: filled(alloc, tag) for tag in ("one", "two")}
+
+    def repeat(tag):
+        for _ in range(30):
+            alloc.pause(tag)
+            alloc.resume(tag)
+
+    threads = [threading.Thread(target=repeat, args=(tag,)) for tag in arrays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(are_right(each) for each in arrays.values())
+    alloc.inspection.check_invariants()
+    arrays.clear()
+
+
+@pytest.mark.threads
+@LINUX
+def test_ctrl_c_during_a_long_copy_ends_it_and_the_tag_is_whole():
+    program = """
+        import os, signal, threading
+        import allotment
+        from allotment._allocators.caching import copying
+
+        copying.choose(lanes=2, span=4096)
+        alloc = allotment.Allocator("host")
+        with allotment.tag("w"):
+            array = alloc.full(40 << 20, 7, "uint8")
+        for operation in (alloc.pause, alloc.resume):
+            sent = []
+
+            def send(done, total):
+                if not sent:
+                    sent.append(os.kill(os.getpid(), signal.SIGINT))
+
+            try:
+                operation("w", progress=send)
+            except KeyboardInterrupt:
+                print("interrupted", sorted(alloc.paused()))
+            alloc.inspection.check_invariants()
+            operation("w")
+        print((array == 7).all(), threading.active_count())
+    """
+    assert output_of(textwrap.dedent(program)) == "interrupted []\ninterrupted ['w']\nTrue 1\n"
+
+
+# --- the host ---------------------------------------------------------------------------------------------------------
+
+
+def resident():
+    with open("/proc/self/statm") as figures:
+        return int(figures.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@LINUX
+def test_the_host_holds_what_sleeps_and_nothing_after(alloc):
+    arrays = filled(alloc, lengths=(16 << 20, 4 << 20))
+    size = sum(array.nbytes for array in arrays)
+    alloc.pause("w")
+    alloc.resume("w")  # with the buffers, which stay
+    awake = resident()
+    alloc.pause("w")
+    assert resident() - awake <= 0.01 * size + 8 * MIB, "the device is the host: as much went as came"
+    alloc.resume("w")
+    assert resident() - awake <= 0.01 * size + 8 * MIB
+    alloc.pause("w", keep_host=True)
+    alloc.resume("w")
+    assert resident() - awake >= 0.99 * size
+    assert alloc.sleep.release_host_copy("w") == pytest.approx(size, rel=0.01)
+    assert resident() - awake <= 0.01 * size + 8 * MIB
+    assert are_right(arrays)
+    del arrays
+
+
+def test_pages_that_are_kept_are_those_of_the_next_pause(alloc):
+    arrays = filled(alloc)
+    places = []
+    for _ in range(3):
+        alloc.pause("w", keep_host=True)
+        view = alloc.sleep.contents_of(arrays[2].ctypes.data, arrays[2].nbytes)
+        assert set(view.cast("i")) == {3}
+        places.append(memoryview_address(view))
+        alloc.resume("w")
+        assert set(alloc.sleep.contents_of(arrays[2].ctypes.data, 400).cast("i")) == {3}, "as at the last pause"
+    assert len(set(places)) == 1
+    alloc.pause("w")
+    alloc.resume("w")
+    assert alloc.sleep.contents_of(arrays[2].ctypes.data, 400) is None
+    assert alloc.sleep.release_host_copy("w") == 0
+    assert are_right(arrays)
+    del arrays
+
+
+def memoryview_address(view):
+    import numpy as np
+
+    return np.frombuffer(view, "uint8").ctypes.data
+
+
+def test_kept_pages_that_are_too_few_or_too_many_are_replaced(alloc):
+    arrays = filled(alloc)
+    alloc.pause("w", keep_host=True)
+    alloc.resume("w")
+    with allotment.tag("w"):
+        arrays.append(alloc.full(5_000_000, 4, "int32"))
+    for _ in range(2):
+        alloc.pause("w", keep_host=True)
+        alloc.resume("w")
+        assert are_right(arrays)
+    arrays.pop()
+    alloc.pause("w", keep_host=True)
+    alloc.resume("w")
+    assert are_right(arrays)
+    del arrays
+
+
+def test_kept_pages_go_with_their_tag_and_with_the_allocator(alloc):
+    arrays = filled(alloc)
+    address = arrays[0].ctypes.data
+    alloc.pause("w", keep_host=True)
+    alloc.resume("w")
+    alloc.pause("w", keep="nothing")
+    assert alloc.sleep.contents_of(address, 4) is None
+    alloc.resume("w")
+    alloc.pause("w", keep_host=True)
+    alloc.resume("w")
+    arrays.clear()
+    alloc.close()
+    assert alloc.sleep.contents_of(address, 4) is None
+
+
+def test_contents_of_memory_that_is_not_asleep_are_not_there(alloc):
+    arrays = filled(alloc)
+    assert alloc.sleep.contents_of(arrays[0].ctypes.data, 4) is None
+    alloc.pause("w")
+    assert alloc.sleep.contents_of(0, 4) is None
+    view = alloc.sleep.contents_of(arrays[0].ctypes.data + 4, 8)
+    assert view.readonly
+    assert list(view.cast("i")) == [1, 1]
+    del view
+    assert alloc.sleep.contents_of(arrays[0].ctypes.data, 1 << 40) is None
+    alloc.resume("w")
+    del arrays
+
+
+@pytest.mark.parametrize("how", ["one", "all"])
+def test_a_limit_on_host_memory_that_is_too_small_says_what_is_needed_before_anything_is_paused(alloc, how):
+    arrays = filled(alloc) + filled(alloc, "second")
+    before = reserved(alloc)
+    needed = alloc.sleep._bytes_to_keep("w") * (1 if how == "one" else 2)
+
+    def pause(limit, **options):
+        if how == "one":
+            return alloc.pause("w", host_limit=limit, **options)
+        return allotment.sleep(host_limit=limit, **options)
+
+    with pytest.raises(RequestError, match=f"need {needed} bytes of the host, and host_limit allows {needed - 1}"):
+        pause(needed - 1)
+    assert alloc.paused() == set()
+    assert reserved(alloc) == before
+    with pytest.raises((RequestError, SizeError)):
+        pause("much")
+    pause(needed)
+    allotment.wake()
+    pause(0, keep="nothing")
+    allotment.wake()
+    del arrays
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@LINUX
+def test_a_file_has_no_name_and_is_gone_after_the_resume(alloc, tmp_path):
+    arrays = filled(alloc)
+    released = alloc.pause("w", keep="file", folder=tmp_path)
+    assert released > 0
+    assert reserved(alloc) == 0
+    assert os.listdir(tmp_path) == []
+    (file,) = files_of(tmp_path)
+    assert os.stat(file).st_size >= sum(array.nbytes for array in arrays)
+    alloc.resume("w")
+    assert are_right(arrays)
+    assert files_of(tmp_path) == []
+    alloc.inspection.check_invariants()
+    del arrays
+
+
+@LINUX
+@pytest.mark.parametrize("refused", ["O_DIRECT", "O_TMPFILE", "both"])
+def test_a_file_system_without_direct_files_or_nameless_ones_will_do(alloc, tmp_path, monkeypatch, refused):
+    flags = {"O_DIRECT": os.O_DIRECT, "O_TMPFILE": os.O_TMPFILE & ~os.O_DIRECTORY}
+    unwanted = sum(flags.values()) if refused == "both" else flags[refused]
+    real = os.open
+
+    def refuse(path, wanted, *rest, **more):
+        if wanted & unwanted:
+            if wanted & os.O_CREAT:
+                os.close(real(path, wanted & ~unwanted, *rest, **more))  # as some file systems do
+            raise OSError(errno.EINVAL, "refused")
+        return real(path, wanted, *rest, **more)
+
+    arrays = filled(alloc)
+    monkeypatch.setattr(os, "open", refuse)
+    alloc.pause("w", keep="file", folder=tmp_path)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == []
+    assert len(files_of(tmp_path)) == 1
+    alloc.resume("w")
+    assert are_right(arrays)
+    del arrays
+
+
+@LINUX
+@pytest.mark.parametrize("change", ["a byte", "shorter"])
+def test_a_file_that_was_changed_is_refused_and_the_tag_sleeps_on(alloc, tmp_path, change):
+    arrays = filled(alloc)
+    alloc.pause("w", keep="file", folder=tmp_path)
+    (file,) = files_of(tmp_path)
+    with open(f"/proc/self/fd/{file}", "r+b", buffering=0) as other:
+        if change == "shorter":
+            size = os.fstat(file).st_size
+            other.truncate(size // 2 // 4096 * 4096)
+        else:
+            other.seek(12_345)
+            (was,) = other.read(1)
+            other.seek(12_345)
+            other.write(bytes([was ^ 4]))
+    for _ in range(2):
+        with pytest.raises(FormatError, match="has been changed"):
+            alloc.resume("w")
+        assert alloc.paused() == {"w"}
+        assert reserved(alloc) == 0
+        alloc.inspection.check_invariants()
+    if change == "a byte":
+        with open(f"/proc/self/fd/{file}", "r+b", buffering=0) as other:
+            other.seek(12_345)
+            other.write(bytes([was]))
+        alloc.resume("w")
+        assert are_right(arrays)
+    else:
+        arrays.clear()
+        alloc.resume("w")  # nothing of it is wanted any more
+    assert files_of(tmp_path) == []
+    del arrays
+
+
+def refused_folder(alloc, folder, match):
+    before = reserved(alloc)
+    with pytest.raises(RequestError, match=match):
+        alloc.pause("w", keep="file", folder=folder)
+    assert alloc.paused() == set()
+    assert reserved(alloc) == before
+    alloc.inspection.check_invariants()
+
+
+@LINUX
+def test_a_folder_that_cannot_hold_the_file_is_refused_and_the_tag_stays_awake(alloc, tmp_path, monkeypatch):
+    arrays = filled(alloc)
+    refused_folder(alloc, tmp_path / "missing", "is not there")
+    (tmp_path / "file").write_text("")
+    refused_folder(alloc, tmp_path / "file", "not a folder")
+    refused_folder(alloc, "/dev/shm", "on memory")
+    real = os.statvfs
+
+    def full(path):
+        state = list(real(path))
+        state[4] = 1
+        return os.statvfs_result(state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", full)
+        refused_folder(alloc, tmp_path, r"has \d+ bytes free, .* need \d+")
+    for code in (errno.EACCES, errno.EROFS):
+
+        def refuse(*arguments, code=code, **more):
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", refuse)
+            refused_folder(alloc, tmp_path, "cannot hold a file")
+    assert are_right(arrays)
+    del arrays
+
+
+@LINUX
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_ours_is_refused(alloc, tmp_path):
+    arrays = filled(alloc)
+    tmp_path.chmod(0o555)
+    refused_folder(alloc, tmp_path, "cannot hold a file")
+    del arrays
+
+
+@LINUX
+def test_a_process_that_is_killed_while_its_memory_sleeps_or_is_copied_leaves_nothing(tmp_path):
+    program = """
+        import os, sys
+        import allotment
+        from allotment._allocators.caching import copying
+
+        copying.choose(lanes=2, span=4096)
+        alloc = allotment.Allocator("host")
+        with allotment.tag("w"):
+            array = alloc.full(8 << 20, 7, "uint8")
+
+        def ready(*done):
+            print("ready", flush=True)
+            sys.stdin.read()
+
+        when = sys.argv[2]
+        alloc.pause("w", keep="file", folder=sys.argv[1], progress=ready if when == "pausing" else None)
+        if when == "asleep":
+            ready()
+        alloc.resume("w", progress=ready)
+    """
+    for when in ("pausing", "asleep", "resuming"):
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program), str(tmp_path), when],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        assert os.listdir(tmp_path) == []
+        assert not [name for name in os.listdir("/dev/shm") if "allotment" in name]
+
+
+def test_arguments_that_make_no_sense_are_refused_by_name(alloc, tmp_path):
+    arrays = filled(alloc)
+    for options, match in (
+        ({"keep": "somewhere"}, 'keep is "host", "nothing" or "file"'),
+        ({"keep": "nothing", "keep_host": True}, "keep_host"),
+        ({"keep": "file", "keep_host": True}, "keep_host"),
+        ({"folder": tmp_path}, 'folder is for keep="file"'),
+    ):
+        for operation in (lambda **given: alloc.pause("w", **given), allotment.sleep):
+            with pytest.raises(RequestError, match=match):
+                operation(**options)
+    with pytest.raises(TypeError):
+        alloc.pause("w", keep="file", folder=3)
+    with pytest.raises(TypeError):
+        alloc.pause("w", progress=3)
+    with pytest.raises(PoolError):
+        alloc.pause("unheard of", keep="file", folder=tmp_path)
+    assert alloc.paused() == set()
+    assert are_right(arrays)
+    del arrays
+
+
+@LINUX
+def test_a_whole_process_sleeps_in_files_with_progress(alloc, tmp_path):
+    arrays = filled(alloc), filled(alloc, "second")
+    seen = []
+    allotment.sleep("file", folder=tmp_path, progress=lambda *done: seen.append(done))
+    assert alloc.paused() == {"w", "second"}
+    assert len(files_of(tmp_path)) == 2
+    assert sum(done == total for done, total in seen) == 2
+    allotment.wake()
+    assert all(map(are_right, arrays))
+    del arrays
