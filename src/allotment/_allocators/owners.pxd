@@ -6,8 +6,8 @@ allocator records the owners here, and a buffer that is not recorded here frees 
 
 References are borrowed: a buffer removes itself when it is deleted. The critical section of this object guards the map,
 so a buffer that is found under it still exists, though its last reference may be gone. A caller that frees because of
-this record looks it up inside the engine, or keeps the interpreter lock until the free is done, so that no restore comes
-in between.
+this record looks it up inside the engine, or keeps the interpreter lock until the free is done, so that no restore
+comes in between.
 """
 
 from allotment._core.contract.types cimport address_t

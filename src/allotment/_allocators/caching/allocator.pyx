@@ -503,7 +503,7 @@ cdef class Allocator(AllocatorBase):
         return 0
 
     cdef int free_from_stream(self, address_t address, stream_t stream) except -1:
-        """Variant of `free_owned` for a caller whose current stream is known, which decides where a graph is captured."""
+        """Variant of `free_owned` for a known current stream, which decides where a graph is captured."""
         cdef CurrentStream current
         if self.engine.impure_routes == 0:
             return self.free_owned(address, NULL)
@@ -514,7 +514,7 @@ cdef class Allocator(AllocatorBase):
             current_leave(&current)
 
     cdef int finish_free_locking(self, Block* block, address_t address, uint32_t context) except -1:
-        """Finish a free that asks the device, without the interpreter lock. pre: guarded only by the interpreter lock"""
+        """Finish a free that asks the device, without the interpreter lock. pre: only that lock guards the engine"""
         cdef Engine* engine = self.engine
         cdef Failure failure
         cdef bint ok

@@ -221,7 +221,8 @@ cdef class PinnedBlocks:
         cdef PinnedBlock* block
         cdef PinnedBlock** link
         cdef int size_class, in_capture = 0
-        if pool.loose != NULL or (pool.oldest != NULL and not (self.looks_in_background and pool == &self.default_pool)):
+        cdef bint looks_elsewhere = self.looks_in_background and pool == &self.default_pool
+        if pool.loose != NULL or (pool.oldest != NULL and not looks_elsewhere):
             if not self.process(pool, fault):
                 return 0
         if current != NO_STREAM:
@@ -511,7 +512,9 @@ cdef class PinnedBlocks:
             self.asked = self.asked - size
         if status == OK:
             return True
-        return failed(fault, NO_PINNED_MEMORY) if status == OUT_OF_MEMORY else refused(fault, status, b"pinned_allocate")
+        if status == OUT_OF_MEMORY:
+            return failed(fault, NO_PINNED_MEMORY)
+        return refused(fault, status, b"pinned_allocate")
 
     cdef bint release(self, PinnedBlock* block, Fault* fault) noexcept nogil:
         """Give a block back to the device; if it refuses, the block is kept. pre: on no list"""
@@ -593,7 +596,7 @@ cdef class PinnedBlocks:
         return capture != 0
 
     cdef int record(self, PinnedPool* pool, Wait* wait, Fault* fault) noexcept nogil:
-        """Queue blocks behind an event of their stream; 0 if it is being captured, and can have none now; -1: failed."""
+        """Queue blocks behind an event of their stream; 0 if it is being captured and can have none; -1: failed."""
         cdef PyThreadState* unlocked
         cdef status_t status = OK
         cdef int capturing

@@ -174,8 +174,8 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
                                 const Placement* placement, Failure* failure) noexcept nogil:
     """Add a user to a pool, which is created if it does not exist. Owns `allocator` on success.
 
-    `placement` NULL means the engine's own, or for an existing pool the one it has. A pool that is created inside a tag is paused
-    with it.
+    `placement` NULL means the engine's own, or for an existing pool the one it has. A pool that is created inside a tag
+    is paused with it.
     """
     cdef PoolTally* tally
     cdef Pool* pool
