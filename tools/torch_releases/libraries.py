@@ -19,7 +19,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from wheels import PLACE, RELEASES, ROOT, unpack, unpack_cuda_runtime, version_facts, wheel_of
+from wheels import PLACE, RELEASES, ROOT, unpack, unpack_cuda, version_facts, wheel_of
 
 SOURCE = ROOT / "src"
 LINKED = ("c10", "c10_cuda", "torch_cpu")
@@ -44,7 +44,7 @@ def headers_of(release: str) -> Path:
     done = site / "complete"
     if not done.exists():
         unpack(wheel_of(release), site, only=NEEDED)
-        unpack_cuda_runtime(site)
+        unpack_cuda(site, "runtime")
         done.touch()
     return site
 

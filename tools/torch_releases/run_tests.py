@@ -3,7 +3,7 @@
     python tools/torch_releases/run_tests.py [RELEASE ...] [-- PYTEST ARGUMENT ...]
 
 Each release is installed in `build/releases`, with what it needs on a machine without a GPU: PyTorch's own wheel, its
-pure Python requirements, and CUDA's runtime. The tests bring a CUDA driver made of host memory. PyTorch links to
+pure Python requirements, CUDA's runtime and CUPTI. The tests bring a CUDA driver made of host memory. PyTorch links to
 libraries that no test here calls, such as cuDNN and cuBLAS, which take 3 GB a release; empty libraries with the same
 names and symbols take their place. Ends with 1 if tests fail under any release.
 """
@@ -19,7 +19,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-from wheels import PLACE, RELEASES, ROOT, requirements, unpack, unpack_cuda_runtime, wheel_of
+from wheels import PLACE, RELEASES, ROOT, requirements, unpack, unpack_cuda, wheel_of
 
 TESTS = "tests/adapters/torch"
 LEFT_OUT = r"torch/(bin/(?!torch_shm)|test/)"
@@ -40,7 +40,7 @@ def install(release: str) -> Path:
     plain = [name for name in requirements(site) if not NEEDS_A_GPU.match(name)]
     into_site = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(site)]
     subprocess.run([*into_site, *plain], check=True)
-    unpack_cuda_runtime(site)
+    unpack_cuda(site, "runtime", "cupti")
     write_empty_libraries(site)
     venv.create(place / "venv", symlinks=True, with_pip=False)
     packages = next((place / "venv" / "lib").glob("python*/site-packages"))

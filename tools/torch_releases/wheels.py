@@ -47,13 +47,14 @@ def requirements(site: Path) -> Iterator[str]:
             yield name.strip()
 
 
-def unpack_cuda_runtime(site: Path) -> None:
-    """Unpack CUDA's runtime with its headers, of the version that PyTorch was built with."""
+def unpack_cuda(site: Path, *parts: str) -> None:
+    """Unpack parts of CUDA with their headers ("runtime", "cupti"), of the version that PyTorch was built with."""
     version = version_facts(site)["cuda"]
-    folder = WHEELS / f"cuda-runtime-{version}"
-    if not any(folder.glob("nvidia_cuda_runtime*.whl")):
-        download(folder, f"nvidia-cuda-runtime=={version}.*")
-    unpack(next(folder.glob("nvidia_cuda_runtime*.whl")), site, only="nvidia/")
+    for part in parts:
+        folder = WHEELS / f"cuda-{part}-{version}"
+        if not any(folder.glob("*.whl")):
+            download(folder, f"nvidia-cuda-{part}=={version}.*")
+        unpack(next(folder.glob("*.whl")), site, only="nvidia/")
 
 
 def version_facts(site: Path) -> dict[str, str]:
