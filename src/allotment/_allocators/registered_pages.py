@@ -30,7 +30,7 @@ class RegisteredPages:
         if numa_node is not None:
             _check_node(numa_node)
         self._device = device
-        self._threads = threads
+        self.threads = threads
         self._numa_node = numa_node
         self._segments: dict[int, mmap.mmap] = {}
 
@@ -45,7 +45,7 @@ class RegisteredPages:
         address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         if self._numa_node is not None:
             _bind(address, len(pages), self._numa_node)
-        slices = _slices(address, size, self._threads)
+        slices = _slices(address, size, self.threads)
         if len(slices) > 1:
             with ThreadPoolExecutor(len(slices)) as pool:
                 list(pool.map(lambda piece: _touch(*piece), slices))

@@ -11,7 +11,12 @@ from allotment._allocators.base cimport AllocatorBase
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.pinned.blocks cimport PinnedBlocks
 from allotment._allocators.pinned.memory cimport PinnedMemory
-from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+
+cdef inline stream_t host_stream() noexcept nogil:
+    """The host as a stream: a number that no stream of a device has."""
+    return <stream_t> 0x7FFFFFFFFFFFFF00
+
 
 cdef class PinnedAllocator(AllocatorBase):
     cdef PinnedMemory memory

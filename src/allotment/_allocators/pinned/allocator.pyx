@@ -23,8 +23,7 @@ from allotment.errors import RequestError, SettingsError
 
 cdef array.array NO_HANDLES = array.array("Q")
 
-# The host as a stream: a number that no stream of a device has.
-cdef object HOST = 0x7FFF_FFFF_FFFF_FF00
+cdef object HOST = host_stream()
 
 # Settings that mean something in the mode "torch" alone.
 cdef tuple OF_TORCH = (

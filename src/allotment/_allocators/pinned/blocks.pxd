@@ -119,7 +119,7 @@ cdef class PinnedBlocks:
     cdef bint records_at_once
     cdef object background          # the thread that does, if the settings ask for one; None until it is needed
     cdef bint has_background
-    cdef stream_t (*framework_stream)() noexcept nogil     # a framework's current stream; NULL: ours
+    cdef stream_t (*framework_stream)(int device) noexcept nogil     # a framework's current stream; NULL: ours
     cdef pinned_listener_t listener                        # NULL: nobody listens
     cdef void* listening
     cdef PointerMap by_address
@@ -147,6 +147,8 @@ cdef class PinnedBlocks:
                             Fault* fault) noexcept nogil
     cdef bint end_routing(self, uint64_t first, uint64_t second, Fault* fault) noexcept nogil
     cdef bint release_pool(self, uint64_t first, uint64_t second, Fault* fault) noexcept nogil
+    cdef void listen(self, pinned_listener_t listener, void* listening) noexcept nogil
+    cdef void follow(self, stream_t (*current)(int device) noexcept nogil) noexcept nogil
     cdef bint visit(self, pinned_visit_t visit, void* visiting) noexcept nogil
     cdef count_t active_now(self) noexcept nogil
     cdef void reset_peaks(self) noexcept nogil
@@ -179,3 +181,5 @@ cdef class PinnedBlocks:
     cdef bint await_pool(self, PinnedPool* pool, Fault* fault) noexcept nogil
     cdef bint await_all(self, Fault* fault) noexcept nogil
     cdef int raise_fault(self, const Fault* fault) except -1
+
+cdef const char* pool_words(Reason reason) noexcept nogil

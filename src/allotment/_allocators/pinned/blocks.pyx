@@ -366,7 +366,7 @@ cdef class PinnedBlocks:
     cdef stream_t current(self) noexcept nogil:
         """The calling thread's current stream, if it can matter; it has none unless it or a framework said so."""
         if self.framework_stream != NULL:
-            return self.framework_stream() if self.routes != NULL else NO_STREAM
+            return self.framework_stream(self.device.device) if self.routes != NULL else NO_STREAM
         return current_stream(self.device.self, NO_STREAM)
 
     cdef void keep(self, PinnedBlock* block) noexcept nogil:
@@ -722,6 +722,19 @@ cdef class PinnedBlocks:
                 return refused(fault, status, b"event_synchronize")
             keep_event(self, wait.event)
             self.finish(wait)
+
+    # --- for a framework ---
+
+    cdef void listen(self, pinned_listener_t listener, void* listening) noexcept nogil:
+        cdef Fault ignored
+        if self.enter(&ignored):
+            self.listener, self.listening = listener, listening
+            self.leave()
+
+    cdef void follow(self, stream_t (*current)(int device) noexcept nogil) noexcept nogil:
+        """Decide as PyTorch does when its own code asks: by its current stream, with an event at each free."""
+        self.framework_stream = current
+        self.records_at_once = True
 
     # --- for Python ---
 

@@ -28,8 +28,10 @@ cdef struct Timing:             # of calls, in microseconds
 cdef class PinnedMemory(Device):
     cdef Device inner
     cdef DeviceTable* device    # of `inner`
+    cdef object numa_node       # the node's number, or None
     cdef object pages           # RegisteredPages, or None
-    cdef bint uses_pages
+    cdef bint uses_pages        # some segments are registered pages
+    cdef bint registers         # and so are new ones
     cdef object last_error      # what Python raised in a call of the contract
     cdef Lock lock              # for the reserve and the timings; nothing waits under it
     cdef ForkGuard fork_guard
@@ -41,6 +43,7 @@ cdef class PinnedMemory(Device):
     cdef Timing obtaining
     cdef Timing releasing
 
+    cdef int register_pages(self, bint on, object threads) except -1
     cdef status_t obtain(self, bytes_t size, address_t* address) noexcept nogil
     cdef status_t release(self, address_t address) noexcept nogil
     cdef status_t set_reserve_aside(self) noexcept nogil

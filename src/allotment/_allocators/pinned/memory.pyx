@@ -60,14 +60,9 @@ cdef class PinnedMemory(Device):
         self.table.device = inner.table.device
         self.table.capabilities = IS_HOST | (inner.table.capabilities & (CAN_EVENTS | CAN_CAPTURE))
         self.reserve_size = settings.pinned_reserve_segment_size
+        self.numa_node = numa_node
         if settings.pinned_use_host_register or numa_node is not None:
-            if not hasattr(inner, "register_host"):
-                key = "pinned_use_cuda_host_register" if numa_node is None else "numa_node"
-                raise SettingsError(
-                    f"{key} is not supported on {inner.name}: it cannot pin memory that is there already",
-                    key=key, value="True" if numa_node is None else str(numa_node), allowed="False")
-            self.pages = RegisteredPages(inner, settings.pinned_num_register_threads, numa_node)
-            self.uses_pages = True
+            self.register_pages(True, settings.pinned_num_register_threads)
         self.may_be_unlocked = hasattr(inner, "unlocked")
         guard_forks(&self.fork_guard, SHORT_LOCK, &self.lock)
         fill_table(self)
@@ -78,6 +73,24 @@ cdef class PinnedMemory(Device):
     def __dealloc__(self):
         unguard_forks(&self.fork_guard)
 
+    cdef int register_pages(self, bint on, object threads) except -1:
+        """Whether new segments are registered pages from now on; those of a node always are."""
+        if not on:
+            self.registers = self.numa_node is not None
+            return 0
+        if not hasattr(self.inner, "register_host"):
+            key = "pinned_use_cuda_host_register" if self.numa_node is None else "numa_node"
+            raise SettingsError(
+                f"{key} is not supported on {self.inner.name}: it cannot pin memory that is there already",
+                key=key, value="True" if self.numa_node is None else str(self.numa_node), allowed="False")
+        if self.pages is None:
+            self.pages = RegisteredPages(self.inner, threads, self.numa_node)
+            self.uses_pages = True
+        else:
+            self.pages.threads = threads
+        self.registers = True
+        return 0
+
     cdef status_t obtain(self, bytes_t size, address_t* address) noexcept nogil:
         cdef uint64_t started = allotment_steady_ns()
         cdef status_t status = OK
@@ -86,7 +99,7 @@ cdef class PinnedMemory(Device):
             if status != OK:
                 return status
         if not self.take_from_reserve(size, address):
-            status = obtain_pages(self, size, address) if self.uses_pages else self.ask_device(size, address)
+            status = obtain_pages(self, size, address) if self.registers else self.ask_device(size, address)
         if status == OK:
             if self.may_be_unlocked and not self.warned:
                 warn_of_unlocked(self)
