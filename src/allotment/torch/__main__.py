@@ -1,4 +1,4 @@
-"""python -m allotment.torch [--mode M] [--settings S] [--dense] [--no-patch] script.py ARGUMENT...  or  -m module ...
+"""python -m allotment.torch [--mode M] [--settings S] [--dense] [--pinned P] [--no-patch] script.py ARGUMENT...  or  -m module ...
 
 Runs an unchanged program with PyTorch's CUDA memory served from Allotment.
 """
@@ -12,6 +12,7 @@ import sys
 from allotment._adapters.running import run_module, run_script
 from allotment.errors import AllotmentError
 from allotment.torch._install import install
+from allotment.torch._pinned.pinned import KINDS
 
 
 def main() -> None:
@@ -26,6 +27,11 @@ def main() -> None:
     )
     parser.add_argument(
         "--dense", action="store_true", help="dense placement, which reserves 1.01 to 1.05 of what the program uses"
+    )
+    parser.add_argument(
+        "--pinned",
+        choices=KINDS,
+        help="pinned memory from our allocator too: with PyTorch's decisions, or without rounding to powers of two",
     )
     parser.add_argument(
         "--no-patch",
@@ -43,7 +49,7 @@ def main() -> None:
         parser.exit(2, f"allotment.torch: can't open file {os.path.abspath(program)!r}: no such file\n")
     try:
         patch = False if options.no_patch else True if options.mode == "hooks" else None
-        install(options.mode, settings=options.settings, patch=patch, dense=options.dense)
+        install(options.mode, settings=options.settings, patch=patch, dense=options.dense, pinned=options.pinned)
     except AllotmentError as error:
         parser.exit(2, f"allotment.torch: {error}\n")
     sys.argv = options.command

@@ -21,6 +21,7 @@ from allotment.torch._deep import deep
 from allotment.torch._deep.building import CannotBuild
 from allotment.torch._deep.self_check import RUNNING
 from allotment.torch._deep.settings import DENSE, deep_settings, with_pytorchs_placement
+from allotment.torch._pinned.pinned import Kind, PinnedMemory, expect_kind
 from allotment.torch._process_state import process_state
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _settings: config.Settings | None = None
 _ids_before: list[PoolId] = []
 _plug_in: Any = None  # PyTorch's object; kept, because PyTorch calls into it until the process ends
 _installed: Mode | None = None
+_pinned: PinnedMemory | None = None
 
 
 def install(
@@ -46,6 +48,7 @@ def install(
     settings: str | config.Settings | None = None,
     patch: bool | None = None,
     dense: bool = False,
+    pinned: Kind | None = None,
 ) -> None:
     """Serve all CUDA memory of PyTorch from `allotment.current("cuda:N")`, for the rest of the process.
 
@@ -64,6 +67,11 @@ def install(
     does not support it gets PyTorch's placement, and a line on standard error says so. A second call only adds the
     patch in hooks mode.
 
+    `pinned` also serves PyTorch's pinned memory (`pin_memory()`, data loaders, non-blocking copies) from a
+    `PinnedAllocator`, with PyTorch's decisions ("torch") or without rounding to powers of two ("tight"). That is
+    compiled too, once; if it cannot be, PyTorch's own allocator stays for pinned memory, and a line on standard error
+    says why. It works in both modes, can be added by a later call, and leaves tensors pinned before as they are.
+
     Raises SettingsError, also if the settings contradict `dense`; RequestError if it is too late, or another allocator
     is installed; UnsupportedError without a PyTorch for CUDA, or if `mode` is "deep" and deep mode is not possible.
     """
@@ -71,6 +79,8 @@ def install(
         raise RequestError(f"mode must be 'auto', 'hooks' or 'deep', not {mode!r}; settings are given as settings=")
     if mode == "deep" and patch is not None:
         raise RequestError("patch is for hooks; in deep mode PyTorch's own functions work as they are")
+    if pinned is not None:
+        expect_kind(pinned)
     if RUNNING in os.environ:
         return
     if dense:
@@ -82,6 +92,8 @@ def install(
             raise RequestError(f"allotment.torch is installed already, in {_installed} mode, which cannot change")
         else:
             _refuse_other_settings(settings)
+        if pinned is not None:
+            _install_pinned(pinned, settings)
     if patch and _installed == "hooks":
         _patch()
 
@@ -134,6 +146,22 @@ def _install_hooks(settings: str | config.Settings | None) -> None:
         ) from error
     end_failed_captures()
     keep_pools_of_captures()
+
+
+def _install_pinned(kind: Kind, settings: str | config.Settings | None) -> None:
+    global _pinned
+    if _pinned is not None:
+        if _pinned.kind != kind:
+            raise RequestError(f"pinned memory is installed already, as {_pinned.kind!r}, which cannot change")
+        return
+    memory = PinnedMemory(kind, _as_record(settings, on_top=True))
+    try:
+        memory.put_in_place()
+    except CannotBuild as error:
+        print(f"allotment: PyTorch's own allocator stays for pinned memory: {error}", file=sys.stderr, flush=True)
+        return
+    _pinned = memory
+    logs.logger.info("PyTorch's pinned memory comes from our allocator, mode %s", kind)
 
 
 def _patch() -> None:

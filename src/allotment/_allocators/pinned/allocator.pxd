@@ -28,4 +28,3 @@ cdef class PinnedAllocator(AllocatorBase):
     cdef int free_block(self, address_t address, object streams) except -1
     cdef int release(self, address_t address, object streams) except -1
     cdef int use_tight(self, address_t address, object stream) except -1
-    cdef int refuse_settings(self, object settings) except -1

@@ -30,6 +30,16 @@ cdef tuple OF_TORCH = (
     "pinned_use_background_threads", "pinned_max_round_threshold", "pinned_max_cached_size", "pinned_free_catch_all")
 
 
+def refuse_settings_of_torch(settings: Settings) -> None:
+    """Raise SettingsError for a setting that the mode "tight" gives no meaning."""
+    usual = Settings()
+    for name in OF_TORCH:
+        if getattr(settings, name) != getattr(usual, name):
+            raise SettingsError(
+                f"{name} has no meaning in the mode 'tight', which neither rounds nor keeps single blocks; "
+                "use mode='torch'", key=name, value=str(getattr(settings, name)), allowed="the default")
+
+
 @cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
 @cython.final
 cdef class PinnedAllocator(AllocatorBase):
@@ -53,7 +63,7 @@ cdef class PinnedAllocator(AllocatorBase):
         self.current_settings = config.from_environment() if settings is None else config.settings_of(settings)
         self.memory = PinnedMemory(self.device, self.current_settings, numa_node)
         if mode == "tight":
-            self.refuse_settings(self.current_settings)
+            refuse_settings_of_torch(self.current_settings)
             self.tight = Allocator(self.memory, settings=Settings(compat=self.current_settings.compat))
         else:
             self.blocks = PinnedBlocks(self.memory, self.current_settings)
@@ -82,16 +92,6 @@ cdef class PinnedAllocator(AllocatorBase):
             self.blocks.close()
         elif self.tight is not None:
             self.tight.empty_cache()
-        return 0
-
-    cdef int refuse_settings(self, object settings) except -1:
-        """Raise for a setting that the mode "tight" gives no meaning."""
-        usual = Settings()
-        for name in OF_TORCH:
-            if getattr(settings, name) != getattr(usual, name):
-                raise SettingsError(
-                    f"{name} has no meaning in the mode 'tight', which neither rounds nor keeps single blocks; "
-                    "use mode='torch'", key=name, value=str(getattr(settings, name)), allowed="the default")
         return 0
 
     cdef int apply_settings(self, object settings) except -1:

@@ -141,6 +141,7 @@ cdef class PinnedBlocks:
     # For callers outside; they return whether it worked.
     cdef address_t serve(self, bytes_t size, Fault* fault) noexcept nogil
     cdef bint free(self, address_t address, const stream_t* streams, size_t count, Fault* fault) noexcept nogil
+    cdef bint is_lent(self, address_t address) noexcept nogil
     cdef bint use(self, address_t address, stream_t stream, Fault* fault) noexcept nogil
     cdef bint empty(self, Fault* fault) noexcept nogil
     cdef bint begin_routing(self, uint64_t first, uint64_t second, filter_t accepts, drop_t drop, void* self_,

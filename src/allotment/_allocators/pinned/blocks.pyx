@@ -352,6 +352,15 @@ cdef class PinnedBlocks:
         fault.address = address
         return NULL
 
+    cdef bint is_lent(self, address_t address) noexcept nogil:
+        cdef Fault ignored
+        cdef bint found
+        if not self.enter(&ignored):
+            return self.lent_block(address, &ignored) != NULL
+        found = self.lent_block(address, &ignored) != NULL
+        self.leave()
+        return found
+
     cdef bint use(self, address_t address, stream_t stream, Fault* fault) noexcept nogil:
         """Another stream copies from or to a block."""
         cdef PinnedBlock* block

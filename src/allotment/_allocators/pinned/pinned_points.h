@@ -62,6 +62,7 @@ typedef struct allotment_pinned_points {
 
     uint64_t (*allocate)(void* context, size_t size); /* size > 0 */
     int (*free)(void* context, uint64_t address);
+    int (*is_lent)(void* context, uint64_t address); /* whether a block in use begins there */
     int (*record_stream)(void* context, uint64_t address, uint64_t stream);
     int (*empty_cache)(void* context);
     int (*begin_allocate_to_pool)(

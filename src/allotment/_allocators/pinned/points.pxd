@@ -40,6 +40,7 @@ cdef extern from "pinned_points.h":
         void* context
         uint64_t (*allocate)(void* context, size_t size) noexcept nogil
         int (*free)(void* context, uint64_t address) noexcept nogil
+        int (*is_lent)(void* context, uint64_t address) noexcept nogil
         int (*record_stream)(void* context, uint64_t address, uint64_t stream) noexcept nogil
         int (*empty_cache)(void* context) noexcept nogil
         int (*begin_allocate_to_pool)(void* context, uint64_t first, uint64_t second, filter_t accepts, drop_t drop,

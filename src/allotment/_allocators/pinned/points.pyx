@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset, strlen
 
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.entry_points cimport (
-    EntryPoints, entry_points_of, follow_current_stream, last_failure)
+    EntryPoints, block_size, entry_points_of, follow_current_stream, last_failure)
 from allotment._allocators.pinned.allocator cimport PinnedAllocator, host_stream
 from allotment._allocators.pinned.blocks cimport (
     CALLED_FROM_INSIDE, DEVICE_SAID_NO, NO_PINNED_MEMORY, NO_RECORDS, NOT_LENT, PINNED_RETURNED, Fault, PinnedBlocks,
@@ -129,6 +129,10 @@ cdef int release(void* self, uint64_t address) noexcept nogil:
             or say_fault(<Context*> self, &fault))
 
 
+cdef int is_lent(void* self, uint64_t address) noexcept nogil:
+    return (<PinnedBlocks> (<Context*> self).blocks).is_lent(address)
+
+
 cdef int record_stream(void* self, uint64_t address, uint64_t stream) noexcept nogil:
     cdef Fault fault
     return ((<PinnedBlocks> (<Context*> self).blocks).use(address, stream, &fault)
@@ -216,6 +220,10 @@ cdef int release_tight(void* self, uint64_t address) noexcept nogil:
     if is_used:
         return 1
     return context.tight.free(context.tight.context, <void*> address, 0, 0, NULL) or say_failure_of_engine(context)
+
+
+cdef int is_lent_tight(void* self, uint64_t address) noexcept nogil:
+    return block_size((<Context*> self).tight, <void*> address) != 0
 
 
 cdef int record_stream_tight(void* self, uint64_t address, uint64_t stream) noexcept nogil:
@@ -363,6 +371,11 @@ cdef int configure(void* self, const allotment_pinned_settings* settings) noexce
         return say_exception(error)
 
 
+def points_form() -> tuple[int, int]:
+    """The version and the size of the tables."""
+    return ALLOTMENT_PINNED_VERSION, sizeof(allotment_pinned_points)
+
+
 def points_address(allocator: PinnedAllocator) -> int:
     """The address of a table as in pinned_points.h, for C and C++.
 
@@ -390,11 +403,13 @@ def points_address(allocator: PinnedAllocator) -> int:
     table.stats, table.reset, table.configure, table.last_error = stats, reset, configure, last_error
     if pinned.tight is None:
         table.allocate, table.free, table.record_stream = allocate, release, record_stream
+        table.is_lent = is_lent
         table.empty_cache, table.visit, table.listen = empty_cache, visit_blocks, listen
         table.begin_allocate_to_pool, table.end_allocate_to_pool = begin_allocate_to_pool, end_allocate_to_pool
         table.release_pool, table.follow_current_stream = release_pool, follow
     else:
         table.allocate, table.free, table.record_stream = allocate_tight, release_tight, record_stream_tight
+        table.is_lent = is_lent_tight
         table.empty_cache, table.visit, table.listen = empty_cache_tight, visit_tight, listen_tight
         table.begin_allocate_to_pool, table.end_allocate_to_pool = begin_tight, end_tight
         table.release_pool, table.follow_current_stream = release_pool_tight, follow_tight

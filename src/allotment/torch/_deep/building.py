@@ -92,6 +92,20 @@ def refuse_unknown(torch: TorchFacts) -> None:
 
 
 @dataclass(frozen=True)
+class Program:
+    """What is compiled: its first file; the library depends on all of them."""
+
+    name: str
+    """The first part of the library's name."""
+    purpose: str
+    """What it is for, in messages."""
+    files: tuple[Path, ...]
+
+
+TORCH_ALLOCATOR = Program("torch_allocator", "deep mode", tuple(HERE / name for name in SOURCES))
+
+
+@dataclass(frozen=True)
 class Library:
     """The compiled torch allocator, open."""
 
@@ -178,14 +192,15 @@ def _refuse_foreign(descriptor: int, path: Path) -> None:
         raise PermissionError(f"other users can write to {path}")
 
 
-def library(torch: TorchFacts, say: Say | None = None) -> Library:
-    """Return the compiled torch allocator; compile it if no folder has it. Raises CannotBuild.
+def library(torch: TorchFacts, say: Say | None = None, program: Program = TORCH_ALLOCATOR) -> Library:
+    """Return a compiled program, the torch allocator by default; compile it if no folder has it. Raises CannotBuild.
 
     `say` gets progress lines; by default they go to standard error.
     """
     say = say or say_on_standard_error
     refuse_unknown(torch)
-    name = f"torch_allocator-{torch.version}-{sys.modules[PACKAGE.name].__version__}-{_fingerprint(torch)}.so"
+    version = sys.modules[PACKAGE.name].__version__
+    name = f"{program.name}-{torch.version}-{version}-{_fingerprint(torch, program)}.so"
     for path in folders():
         with contextlib.suppress(OSError), Folder(path) as folder:  # the second loop names the problems
             kept = folder.library(name)
@@ -195,7 +210,7 @@ def library(torch: TorchFacts, say: Say | None = None) -> Library:
     for path in folders():
         try:
             with Folder(path, create=True) as folder:
-                return _make(torch, folder, name, say)
+                return _make(torch, program, folder, name, say)
         except OSError as error:
             problems.append(str(error))
     raise CannotBuild(f"no folder can be written for the compiled library: {'; '.join(problems)}")
@@ -209,28 +224,28 @@ def folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"allotment-{os.geteuid()}"
 
 
-def packaged_library(torch: TorchFacts) -> Library | None:
+def packaged_library(torch: TorchFacts, program: Program = TORCH_ALLOCATOR) -> Library | None:
     """Open the library that came with the package for this build of PyTorch; None if it has none."""
     try:
-        path = PACKAGED / packaged_name(torch)
+        path = PACKAGED / packaged_name(torch, program)
         return Library(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except OSError:
         return None
 
 
-def packaged_name(torch: TorchFacts) -> str:
-    return f"torch_allocator-{torch.version}-{_fingerprint(torch, str(torch.git_version))}.so"
+def packaged_name(torch: TorchFacts, program: Program = TORCH_ALLOCATOR) -> str:
+    return f"{program.name}-{torch.version}-{_fingerprint(torch, program, str(torch.git_version))}.so"
 
 
-def _fingerprint(torch: TorchFacts, origin: str | None = None) -> str:
+def _fingerprint(torch: TorchFacts, program: Program = TORCH_ALLOCATOR, origin: str | None = None) -> str:
     """`origin` tells builds of one version apart: by default the folder where PyTorch is installed."""
     parts = [torch.version, str(torch.cuda), origin or str(torch.folder), str(torch.new_strings), os.uname().machine]
-    contents = [(HERE / source).read_bytes() for source in SOURCES]
+    contents = [source.read_bytes() for source in program.files]
     contents.append((PACKAGE / "include" / "allotment.h").read_bytes())
     return hashlib.sha256(b"\0".join([*(part.encode() for part in parts), *contents])).hexdigest()[:12]
 
 
-def _make(torch: TorchFacts, folder: Folder, name: str, say: Say) -> Library:
+def _make(torch: TorchFacts, program: Program, folder: Folder, name: str, say: Say) -> Library:
     stem = name.removesuffix(".so")
     with one_process_at_a_time(folder, f"{stem}.lock", say):
         kept = folder.library(name)
@@ -241,7 +256,7 @@ def _make(torch: TorchFacts, folder: Folder, name: str, say: Say) -> Library:
                 folder.remove(left)
         part = f"{stem}.{os.getpid()}.part"
         try:
-            _compile(torch, folder, part, say)
+            _compile(torch, program, folder, part, say)
             made = Library(folder.path / name, folder.open(part))
             os.fchmod(made.descriptor, 0o700)  # under a lax umask others could write to it, and it would be refused
             os.replace(part, name, src_dir_fd=folder.descriptor, dst_dir_fd=folder.descriptor)
@@ -269,8 +284,9 @@ def one_process_at_a_time(folder: Folder, name: str, say: Say) -> Iterator[None]
         os.close(descriptor)
 
 
-def _compile(torch: TorchFacts, folder: Folder, name: str, say: Say) -> None:
-    command = [*compiler(), *flags(torch), str(HERE / SOURCES[0]), "-o", name]
+def _compile(torch: TorchFacts, program: Program, folder: Folder, name: str, say: Say) -> None:
+    own = [f"-I{place}" for place in dict.fromkeys(file.parent for file in program.files)]
+    command = [*compiler(), *own, *flags(torch), str(program.files[0]), "-o", name]
     say(f"compiling for PyTorch {torch.version}, once: about 20 seconds ...")
     began = time.monotonic()
     where = f"/proc/self/fd/{folder.descriptor}"  # the checked folder, even if its name leads elsewhere by now
@@ -281,7 +297,7 @@ def _compile(torch: TorchFacts, folder: Folder, name: str, say: Say) -> None:
     if any(os.strerror(number) in done.stderr for number in (errno.ENOSPC, errno.EDQUOT)):
         raise OSError(f"the disk of {folder.path} or of temporary files is full")  # another folder may be on another
     if done.returncode != 0 or name not in os.listdir(folder.descriptor):
-        raise CannotBuild(f"the library for deep mode does not compile with {command[0]}: {_complaint(done.stderr)}")
+        raise CannotBuild(f"the library for {program.purpose} does not compile with {command[0]}: {_complaint(done.stderr)}")
     say(f"compiled in {time.monotonic() - began:.0f} s, kept in {folder.path}")
 
 

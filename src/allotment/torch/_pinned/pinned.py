@@ -1,0 +1,86 @@
+"""Replaces PyTorch's allocator of pinned memory."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Literal
+
+from allotment import _settings as config
+from allotment._allocators.pinned.allocator import PinnedAllocator, refuse_settings_of_torch
+from allotment._allocators.pinned.points import points_address, points_form
+from allotment._core.tools.fork_safe_lock import fork_safe_lock
+from allotment.errors import RequestError
+from allotment.torch._deep.building import CannotBuild, Program, library, refuse_unknown
+from allotment.torch._deep.building import HERE as DEEP
+from allotment.torch._deep.deep import torch_here
+
+Kind = Literal["torch", "tight"]
+
+KINDS = ("torch", "tight")
+_HERE = Path(__file__).parent
+_TABLE = _HERE.parents[1] / "_allocators" / "pinned" / "pinned_points.h"
+PROGRAM = Program(
+    "torch_pinned_allocator", "pinned memory", (_HERE / "torch_pinned_allocator.cc", _TABLE, DEEP / "versions.hpp")
+)
+_Make = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t)
+
+
+class PinnedMemory:
+    """What serves PyTorch's pinned memory, one for the process."""
+
+    def __init__(self, kind: Kind, settings: config.Settings) -> None:
+        """Raises SettingsError for settings that this kind gives no meaning."""
+        if kind == "tight":
+            refuse_settings_of_torch(settings)
+        self.kind = kind
+        self.settings = settings
+        self.allocator: Any = None
+        """The PinnedAllocator; None before the first request."""
+        self._lock = fork_safe_lock()
+        self._address = 0
+        self._make = _Make(self._address_for)  # kept, because PyTorch may call it until the process ends
+        self._library: Any = None
+
+    def put_in_place(self) -> None:
+        """Make PyTorch use it. Raises CannotBuild."""
+        here = torch_here()
+        refuse_unknown(here)
+        built = library(here, program=PROGRAM)
+        try:
+            found = ctypes.CDLL(built.loadable)
+            install = found.allotment_torch_pinned_install
+            fits = found.allotment_torch_pinned_fits
+        except (OSError, AttributeError) as error:
+            raise CannotBuild(f"the compiled library {built.path} cannot be loaded: {error}") from error
+        version, size = points_form()
+        if not fits(ctypes.c_uint32(version), ctypes.c_size_t(size)):
+            raise CannotBuild(f"the compiled library {built.path} is for another version; remove it")
+        self._library = found
+        install.restype = ctypes.c_char_p
+        reason = install(self._make)
+        if reason is not None:
+            raise CannotBuild(f"PyTorch's pinned memory cannot be replaced: {reason.decode()}")
+
+    def _address_for(self, device: int, text: Any, capacity: int) -> int:
+        """The table, of an allocator on this device if there is none yet; 0, with the reason as text."""
+        try:
+            return self._settled_address(device)
+        except Exception as error:
+            words = str(error).encode()[:capacity]
+            ctypes.memmove(text, words, len(words))
+            return 0
+
+    def _settled_address(self, device: int) -> int:
+        with self._lock:
+            if self.allocator is None:
+                made = PinnedAllocator(f"cuda:{device}", mode=self.kind, settings=self.settings)
+                self._address = points_address(made)
+                self.allocator = made
+            return self._address
+
+
+def expect_kind(kind: object) -> None:
+    """Raise RequestError for what is neither of the two."""
+    if kind not in KINDS:
+        raise RequestError(f"pinned must be 'torch' or 'tight', or None, not {kind!r}")
