@@ -114,6 +114,7 @@ def _report(found: Explanation) -> dict[str, Any]:
         "growth": None if growth is None else growth_report(growth),
         "kinds": [asdict(each) for each in found.peak.kinds],
         "advice": [asdict(each) for each in found.advice],
+        "pinned_memory": None if found.pinned is None else asdict(found.pinned),
     }
 
 

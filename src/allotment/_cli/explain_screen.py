@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from allotment._cli.paste import NO_ADVICE, print_lines_to_paste
+from allotment._cli.pinned_screen import print_pinned
 from allotment._cli.tables import print_rows
 from allotment._texts import exact_size, printable, signed_size
 
@@ -59,6 +60,7 @@ def print_explanation(console: Console, found: Explanation) -> None:
     _print_failure(console, found)
     _print_peak(console, found)
     _print_waste(console, found)
+    print_pinned(console, found.pinned)
     _print_suggestions(console, found)
     _print_stacks_missing(console, found)
 

@@ -10,12 +10,14 @@ import typer
 
 from allotment._cli import ExitCode
 from allotment._cli.options import JsonOption, SnapshotArgument
+from allotment._cli.pinned_screen import print_pinned
 from allotment._cli.progress import is_ascii, progress_line
 from allotment._cli.tables import ratio_shown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from allotment.lab.pinned import PinnedFigures
     from allotment.lab.replay.result import Result
     from allotment.lab.replay.run import Progress
 
@@ -51,8 +53,8 @@ def command(
     with 2 if the snapshot cannot be read.
     """
     if as_json:
-        result, smallest = _replay(snapshot, settings, capacity, fit, device, compat, lambda what: None)
-        print(json.dumps(_report(result, smallest, fit)))
+        result, smallest, pinned = _replay(snapshot, settings, capacity, fit, device, compat, lambda what: None)
+        print(json.dumps(_report(result, smallest, fit, pinned)))
     else:
         result, smallest = _print_report(snapshot, settings, capacity, fit, device, compat)
     missed = result.matches_recording is False or (capacity is not None and result.ooms > 0)
@@ -67,10 +69,11 @@ def _replay(
     device: int | None,
     compat: str | None,
     progress: Progress,
-) -> tuple[Result, int | None]:
+) -> tuple[Result, int | None, PinnedFigures | None]:
     from dataclasses import replace
 
     from allotment._settings import Settings
+    from allotment.lab.pinned import pinned_figures
     from allotment.lab.replay.run import read_capacity, read_recording
 
     if settings is not None:
@@ -84,10 +87,11 @@ def _replay(
         wanted = replace(recording.settings, compat=compat)
     progress("replaying")
     result = recording.replay(wanted, size)
-    return result, recording.fit(wanted, progress) if fit else None
+    smallest = recording.fit(wanted, progress) if fit else None
+    return result, smallest, pinned_figures(recording.snapshot)
 
 
-def _report(result: Result, smallest: int | None, fit: bool) -> dict[str, Any]:
+def _report(result: Result, smallest: int | None, fit: bool, pinned: PinnedFigures | None) -> dict[str, Any]:
     difference = result.first_difference
     report: dict[str, Any] = {
         "events": result.events,
@@ -116,7 +120,7 @@ def _report(result: Result, smallest: int | None, fit: bool) -> dict[str, Any]:
     }
     if fit:
         report["smallest_capacity_bytes"] = smallest
-    return {**report, "seconds": result.seconds}
+    return {**report, "pinned_memory": None if pinned is None else asdict(pinned), "seconds": result.seconds}
 
 
 # --- for people --------------------------------------------------------------------------------------------------
@@ -130,10 +134,11 @@ def _print_report(
 
     console = Console(highlight=False)
     with progress_line(console) as progress:
-        result, smallest = _replay(snapshot, settings, capacity, fit, device, compat, progress)
+        result, smallest, pinned = _replay(snapshot, settings, capacity, fit, device, compat, progress)
     _print_table(console, result, smallest)
     _print_lines(console, result)
     _print_verdict(console, result)
+    print_pinned(console, pinned)
     console.print(f"Why it needs that much: [bold]allotment explain {escape(snapshot)}[/]", highlight=False)
     return result, smallest
 

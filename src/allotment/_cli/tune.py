@@ -13,6 +13,7 @@ from allotment._cli.explain import candidate_report, growth_report
 from allotment._cli.explain_screen import device_named
 from allotment._cli.options import ClusterOption, DeviceOption, JsonOption, SnapshotsArgument
 from allotment._cli.paste import NO_ADVICE, print_lines_to_paste
+from allotment._cli.pinned_screen import print_pinned
 from allotment._cli.progress import progress_line
 from allotment._cli.ranks import print_errors
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from allotment._cli.tables import Row
     from allotment.lab.explain.growth import Growth
+    from allotment.lab.pinned import PinnedFigures
     from allotment.lab.ranks.together import TunedTogether
     from allotment.lab.tune.search import Candidate, Tuned
 
@@ -50,6 +52,7 @@ def command(
     """
     from rich.console import Console
 
+    from allotment.lab.pinned import pinned_figures
     from allotment.lab.ranks.files import snapshot_files
     from allotment.lab.ranks.together import tune_together
     from allotment.lab.replay.run import devices_with_history, read_recording
@@ -62,6 +65,7 @@ def command(
     settings = list(all_candidates(wanted.capacity is not None, finely=True)) if finely else None
     console = Console(highlight=False, quiet=as_json)
     together: TunedTogether | None = None
+    pinned_memory: PinnedFigures | None = None
     with progress_line(console) as progress:
         if len(files) > 1:
             together = tune_together(files, wanted, seconds, cluster, progress, device=device, settings=settings)
@@ -69,9 +73,11 @@ def command(
         else:
             recording = read_recording(files[0], device, progress)
             tuned = tune(recording, wanted, seconds, progress, settings)
+            pinned_memory = pinned_figures(recording.snapshot)
     failed = print_errors(together.failed) if together is not None else False
     if as_json:
-        print(json.dumps({**_report(tuned), **(_ranks_report(together) if together is not None else {})}))
+        pinned = {"pinned_memory": None if pinned_memory is None else asdict(pinned_memory)} if together is None else {}
+        print(json.dumps({**_report(tuned), **pinned, **(_ranks_report(together) if together is not None else {})}))
     else:
         if together is None:
             named = device_named(recording.device, devices_with_history(recording.snapshot))
@@ -79,6 +85,8 @@ def command(
         _print(console, tuned)
         if together is not None:
             _print_ranks(console, together)
+        else:
+            print_pinned(console, pinned_memory)
         _print_line(console, tuned)
     missed = ExitCode.DONE if tuned.goal_met else ExitCode.DIFFERENT
     raise typer.Exit(ExitCode.BAD_INPUT if failed else missed)

@@ -1,8 +1,9 @@
 """Interprets a PyTorch memory snapshot as typed columns.
 
 A snapshot is a dict of `segments`, `device_traces`, `allocator_settings` and `external_annotations`, pickled and
-perhaps gzipped; old versions wrote only the list of segments. The fields of a trace entry, segment or block differ from
-version to version: missing ones get a neutral value, unknown ones are kept in `extra`. The file is untrusted: no object
+perhaps gzipped; old versions wrote only the list of segments. From 2.14 on it also has `host_segments` and
+`host_traces`, the same of pinned memory: a part of its own here, with the device `HOST`. The fields of a trace entry,
+segment or block differ from version to version: missing ones get a neutral value, unknown ones are kept in `extra`. The file is untrusted: no object
 of the pickle is ever built, and `Limits` bounds the cost.
 """
 
@@ -12,7 +13,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import BinaryIO, TypeAlias, cast
 
@@ -28,6 +29,7 @@ from allotment._formats.unpack import unpacked
 from allotment.errors import FormatError
 
 __all__ = [
+    "HOST",
     "Blocks",
     "Frame",
     "Limits",
@@ -42,6 +44,8 @@ Extra: TypeAlias = dict[str, dict[int, Plain]]
 Stack: TypeAlias = tuple[Frame, ...]
 
 MAX_DEVICES = 1024
+HOST = -1
+"""The device of pinned memory."""
 
 
 ACTIONS = {word_of(action): int(action) for action in Action if action is not Action.UNKNOWN}
@@ -154,6 +158,8 @@ class Snapshot:
     """Unknown fields of the snapshot itself."""
     first_blocks: Blocks | None = None
     """The blocks before the first entry, if known: for a history file. Their segments are not kept."""
+    pinned: Snapshot | None = None
+    """Pinned memory, if the snapshot has any of it. Only its trace, segments and blocks are its own."""
 
 
 def read_snapshot(
@@ -212,9 +218,10 @@ class _Interpreter:
         fields = self._top_level_fields()
         segments, blocks = self._segments(fields.pop("segments", None))
         traces = self._traces(fields.pop("device_traces", None))
+        pinned = self._pinned(fields.pop("host_segments", None), fields.pop("host_traces", None))
         settings = self._settings(fields.pop("allocator_settings", None))
         annotations = self._annotations(fields.pop("external_annotations", None))
-        return Snapshot(
+        whole = Snapshot(
             traces=traces,
             segments=segments,
             blocks=blocks,
@@ -227,6 +234,22 @@ class _Interpreter:
             frame_extra=self.stacks.extra,
             extra={key: value.plain() for key, value in fields.items()},
         )
+        if pinned is None:
+            return whole
+        trace, segments, blocks = pinned
+        part = replace(whole, traces=(trace,), segments=segments, blocks=blocks, devices=(HOST,), extra={})
+        return replace(whole, pinned=part)
+
+    def _pinned(self, segments: Value | None, trace: Value | None) -> tuple[Trace, Segments, Blocks] | None:
+        """None if PyTorch did not record it: then both are empty."""
+        for value, name in ((segments, "host_segments"), (trace, "host_traces")):
+            if value is not None:
+                _expect(value, "list", name)
+        if not segments and not trace:
+            return None
+        rows = self._trace_reader().read([] if trace is None else [trace])
+        found = Trace(device=HOST, present=rows.present, extra=rows.extra, **rows.columns)
+        return found, *self._segments(segments, of_host=True)
 
     def _top_level_fields(self) -> dict[str, Value]:
         if self.root.kind == "list":
@@ -244,6 +267,14 @@ class _Interpreter:
         _expect(value, "list", "device_traces")
         if len(value) > MAX_DEVICES:
             raise value.error(f"device_traces lists {len(value)} devices; at most {MAX_DEVICES} are read")
+        reader = self._trace_reader()
+        traces = []
+        for device, entries in enumerate(value):
+            rows = reader.read([entries])
+            traces.append(Trace(device=device, present=rows.present, extra=rows.extra, **rows.columns))
+        return tuple(traces)
+
+    def _trace_reader(self) -> RowReader:
         reader = RowReader("trace entry", self.tree)
         reader.choice("action", "action", choices=ACTIONS, unknown=Action.UNKNOWN, required=True)
         reader.unsigned("address", "addr", "device_free", required=True)
@@ -254,15 +285,12 @@ class _Interpreter:
         reader.stack("stack", "frames", table=self.stacks)
         reader.text("compile_context", "compile_context", table=self.compile_contexts)
         reader.text("user_metadata", "user_metadata", table=self.user_metadata)
-        traces = []
-        for device, entries in enumerate(value):
-            rows = reader.read([entries])
-            traces.append(Trace(device=device, present=rows.present, extra=rows.extra, **rows.columns))
-        return tuple(traces)
+        return reader
 
-    def _segments(self, value: Value | None) -> tuple[Segments, Blocks]:
+    def _segments(self, value: Value | None, *, of_host: bool = False) -> tuple[Segments, Blocks]:
         reader = RowReader("segment", self.tree)
-        reader.unsigned("device", "device", maximum=MAX_DEVICES - 1)
+        if not of_host:
+            reader.unsigned("device", "device", maximum=MAX_DEVICES - 1)
         reader.unsigned("address", "address", required=True)
         reader.unsigned("total_size", "total_size", required=True)
         reader.unsigned("allocated_size", "allocated_size")
@@ -278,7 +306,7 @@ class _Interpreter:
             _expect(value, "list", "segments")
         rows = reader.read([] if value is None else [value])
         columns = rows.columns
-        columns["device"] = columns["device"].astype(np.int32)
+        columns["device"] = np.full(rows.total, HOST, np.int32) if of_host else columns["device"].astype(np.int32)
         lists = rows.children["blocks"]
         counts = np.zeros(rows.total, dtype=np.int64)
         counts[list(lists)] = [len(blocks) for blocks in lists.values()]

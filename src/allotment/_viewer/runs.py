@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from allotment._formats.torch_snapshot import naming
+from allotment._formats.torch_snapshot import HOST, Snapshot, naming
 from allotment._settings import Settings
 from allotment._viewer.answers import Run
 from allotment._viewer.flame_page import flame_page
@@ -18,6 +18,7 @@ from allotment.lab.explain.flame import flame_of
 from allotment.lab.explain.study import Study
 from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.run import Recording, devices_with_history, has_history, read_source, recording_of
+from allotment.lab.timeline.pinned import timeline_of_pinned
 from allotment.lab.timeline.timeline import timeline_of, timeline_of_end
 
 __all__ = ["Runs"]
@@ -52,6 +53,15 @@ class Runs:
                 about = _about(name, "when the snapshot was taken", history=False)
                 devices = np.unique(snapshot.segments.device).tolist()
                 self.shown.append(Run(timeline, {**about, "device": device, "devices": devices}))
+            if snapshot.pinned is not None:
+                self._add_pinned(name, snapshot.pinned)
+
+    def _add_pinned(self, name: str, snapshot: Snapshot) -> None:
+        """Show the pinned memory of a snapshot beside it."""
+        timeline = timeline_of_pinned(snapshot)
+        about = _about(name, "pinned memory", history=timeline.last > 0)
+        facts = {"device": HOST, "devices": [HOST], "events": len(snapshot.traces[0])}
+        self.shown.append(Run(timeline, {**about, **facts}))
 
     def try_settings(self, settings: str, source: int = 0) -> Run:
         """Show a recording under other settings.

@@ -44,7 +44,7 @@ class App {
     this._pick(null);
     this._arrange();
     fill(this._element("runs"), ...this.views.map((view) => view.element));
-    this.views.forEach((view, place) => { view.start(); view.setTitle(place ? this.views[0] : null); });
+    this.views.forEach((view, place) => { view.start(); view.setTitle(place && isSameKind(view, this.views[0]) ? this.views[0] : null); });
     this._fillControls();
     this.views.forEach((view) => { view.askSeries(); view.askMoment(); });
     if (this.query) this.find(this.query);

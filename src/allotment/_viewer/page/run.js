@@ -118,7 +118,7 @@ class RunView {
         `reserved and not in use at ${entryName(overview.peak_reserved.entry)}, of ${count(there)} bytes reserved then`),
     ];
     if (overview.ooms) figures.push(figure("out of memory", `${overview.ooms}×`, "", true));
-    if (overview.history) figures.push(figure("driver", `${overview.driver_ms.toFixed(1)} ms`, "what the driver's calls cost, by a table measured on an H200"));
+    if (overview.driver_ms !== undefined) figures.push(figure("driver", `${overview.driver_ms.toFixed(1)} ms`, "what the driver's calls cost, by a table measured on an H200"));
     if (other) {
       const change = reserved - other.overview.peak_reserved.bytes;
       const word = `${change > 0 ? "+" : "−"}${bytes(Math.abs(change))}`;
@@ -134,9 +134,10 @@ class RunView {
   _identity() {
     const {overview} = this;
     const others = overview.devices.length > 1 ? ` of ${overview.devices.join(", ")}` : "";
-    const parts = [`device ${overview.device}${others}`];
+    const parts = [deviceName(overview.device) + others];
     if (overview.history) {
-      parts.push(`${count(overview.events)} entries`, `PyTorch ${overview.compat}`);
+      parts.push(`${count(overview.events)} entries`);
+      if (overview.compat) parts.push(`PyTorch ${overview.compat}`);
       if (overview.matches) parts.push("every decision made again");
       else if (overview.matches === false) parts.push("the replay differs from the recording");
     }

@@ -26,15 +26,16 @@ class Summary {
   // --- text ------------------------------------------------------------------------------------------------------------
 
   text() {
-    return this._app.views.map((view, place) => this._textOf(view, place ? this._app.views[0] : null)).join("\n\n");
+    return this._app.views.map((view, place) => this._textOf(view, place && isSameKind(view, this._app.views[0]) ? this._app.views[0] : null)).join("\n\n");
   }
 
   _textOf(view, other) {
     const {overview, at} = view, {peak_reserved, peak_live} = overview;
     const change = other ? peak_reserved.bytes - other.overview.peak_reserved.bytes : 0;
     const against = change ? ` (${change > 0 ? "+" : "−"}${bytes(Math.abs(change))})` : "";
-    const facts = [`device ${overview.device}`];
-    if (overview.history) facts.push(`${count(overview.events)} entries`, `rules of PyTorch ${overview.compat}`, `driver ${overview.driver_ms.toFixed(1)} ms`);
+    const facts = [deviceName(overview.device)];
+    if (overview.history) facts.push(`${count(overview.events)} entries`);
+    if (overview.compat) facts.push(`rules of PyTorch ${overview.compat}`, `driver ${overview.driver_ms.toFixed(1)} ms`);
     if (overview.ooms) facts.push(`out of memory ${overview.ooms}×`);
     const lines = [
       `**${code(overview.name)}, ${overview.settings ? code(overview.settings) : overview.label}**: ${bytes(peak_reserved.bytes)} reserved at most${against}, ${bytes(peak_live.bytes)} in use at most`,

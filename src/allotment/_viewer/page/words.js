@@ -134,6 +134,16 @@ function canvasFont() {
   return `${Math.round(11 * unit())}px ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif`;
 }
 
+/** Pinned memory has no device of its own. */
+function deviceName(device) {
+  return device < 0 ? "pinned memory" : `device ${device}`;
+}
+
+/** Whether two runs can be compared: both of devices, or both of pinned memory. */
+function isSameKind(view, other) {
+  return (view.overview.device < 0) === (other.overview.device < 0);
+}
+
 /** What blocks can be grouped by. */
 const GROUPING_WORDS = {
   line: "line", frame: "innermost frame", stack: "stack", pool: "pool", stream: "stream", size: "size",

@@ -30,6 +30,7 @@ from allotment.lab.explain.steps import Steps
 from allotment.lab.explain.study import Study
 from allotment.lab.explain.waste import Waste, waste_at
 from allotment.lab.notebook import NotebookResult, NotebookTable
+from allotment.lab.pinned import PinnedFigures, pinned_figures
 from allotment.lab.replay.gate import device_at_end
 from allotment.lab.replay.moment import Moment
 from allotment.lab.replay.records import MOMENT_BLOCK, Kind
@@ -128,6 +129,8 @@ class Explanation(NotebookResult):
     """The run as recorded, to compare suggestions with; None without a history."""
     suggestions: list[Candidate]
     """Settings that would help most, tried by replay; see `worth_following`. None if memory grows: see `advice`."""
+    pinned: PinnedFigures | None
+    """Pinned memory; None if PyTorch recorded none of it."""
 
     @property
     def driver_ms(self) -> float | None:
@@ -210,6 +213,7 @@ def explain_study(study: Study, progress: Callable[[str], None] = lambda what: N
         advice=advice_of(scene, growth, failure, recorded, suggestions, roomy),
         recorded=recorded,
         suggestions=suggestions,
+        pinned=pinned_figures(recording.snapshot),
     )
 
 
@@ -288,6 +292,7 @@ def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
         advice=[],
         recorded=None,
         suggestions=[],
+        pinned=pinned_figures(snapshot),
     )
 
 

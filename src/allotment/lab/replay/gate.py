@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment._core.edge.words import Action, BlockState, word_of
-from allotment._formats.torch_snapshot import Snapshot, Trace
+from allotment._formats.torch_snapshot import HOST, Snapshot, Trace
 from allotment.errors import FormatError
 
 __all__ = ["MOST_BYTES", "check_segments", "check_snapshot", "device_at_end"]
@@ -19,6 +19,7 @@ ADDRESS_END = 1 << 57
 """Higher than every address in a recording."""
 STREAM_END = 1 << 63
 ALIGNMENT = 512
+"""Of a device's blocks; those of pinned memory may lie anywhere."""
 MOST_BYTES = 1 << 42
 """More than any device has."""
 BYTES_PER_ENTRY = 1 << 30
@@ -36,28 +37,37 @@ def check_snapshot(snapshot: Snapshot, trace: Trace) -> None:
 
 
 def _check_history(trace: Trace) -> None:
+    alignment = _alignment_on(trace.device)
     of_blocks = np.isin(trace.action, _OF_BLOCKS)
     of_segments = np.isin(trace.action, _OF_SEGMENTS)
     refused = trace.action == Action.OOM
     placed = of_blocks | of_segments
     no_place = placed & ~_is_place(trace.address, trace.size)
     no_size = (placed | refused) & ((trace.size == 0) | (trace.size >= MOST_BYTES))
-    no_segment = of_segments & ((trace.size % ALIGNMENT != 0) | (trace.address % ALIGNMENT != 0))
+    no_segment = of_segments & ((trace.size % alignment != 0) | (trace.address % alignment != 0))
     no_stream = (placed | refused) & (trace.stream >= STREAM_END)
     for found in np.flatnonzero(no_place | no_size | no_segment | no_stream)[:1].tolist():
         what = word_of(Action(trace.action[found]))
         raise FormatError(
-            f"entry {found} of the history of device {trace.device} cannot be: {what} of {int(trace.size[found])} bytes"
-            f" at {int(trace.address[found]):#x} on stream {int(trace.stream[found]):#x}"
+            f"entry {found} of the history of {_named(trace.device)} cannot be: {what} of {int(trace.size[found])}"
+            f" bytes at {int(trace.address[found]):#x} on stream {int(trace.stream[found]):#x}"
         )
     total = float(trace.size[placed | refused].sum(dtype=np.float64))
     sign = np.where(np.isin(trace.action, _GROWTH), 1.0, np.where(of_segments, -1.0, 0.0))
     held = float(np.cumsum(sign * trace.size).max(initial=0.0))
     if held > MOST_BYTES or total > MOST_BYTES + BYTES_PER_ENTRY * len(trace):
         raise FormatError(
-            f"the history of device {trace.device} is about {total:.3g} bytes in {len(trace)} entries and about"
+            f"the history of {_named(trace.device)} is about {total:.3g} bytes in {len(trace)} entries and about"
             f" {held:.3g} bytes at a time, which is more than any device has"
         )
+
+
+def _alignment_on(device: int) -> np.uint64:
+    return np.uint64(1 if device == HOST else ALIGNMENT)
+
+
+def _named(device: int) -> str:
+    return "pinned memory" if device == HOST else f"device {device}"
 
 
 def device_at_end(snapshot: Snapshot, device: int | None) -> int:
@@ -77,12 +87,13 @@ def device_at_end(snapshot: Snapshot, device: int | None) -> int:
 def check_segments(snapshot: Snapshot, device: int) -> None:
     """Check that a device's segments and blocks can be memory. Raises FormatError."""
     segments, blocks = snapshot.segments, snapshot.blocks
+    alignment = _alignment_on(device)
     mine = segments.device == device
     wrong = mine & (
         ~_is_place(segments.address, segments.total_size)
         | (segments.total_size == 0)
-        | (segments.total_size % ALIGNMENT != 0)
-        | (segments.address % ALIGNMENT != 0)
+        | (segments.total_size % alignment != 0)
+        | (segments.address % alignment != 0)
         | (segments.stream >= STREAM_END)
     )
     for found in np.flatnonzero(wrong)[:1].tolist():
@@ -96,7 +107,7 @@ def check_segments(snapshot: Snapshot, device: int) -> None:
     wrong_block = mine[blocks.segment] & (
         ~_is_place(blocks.address, blocks.size)
         | (blocks.size == 0)
-        | (blocks.size % ALIGNMENT != 0)
+        | (blocks.size % alignment != 0)
         | ((blocks.requested_size > blocks.size) & (blocks.state != BlockState.INACTIVE))  # stale there
     )
     for found in np.flatnonzero(wrong_block)[:1].tolist():
