@@ -10,6 +10,9 @@ from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 from allotment._settings import Settings
 
+def refuse_settings_of_torch(settings: Settings) -> None:
+    """Raise SettingsError for a setting that the mode "tight" gives no meaning."""
+
 class PinnedAllocator(AllocatorBase):
     """Pinned host memory of a device, kept for reuse: what a GPU copies from and to at full speed.
 

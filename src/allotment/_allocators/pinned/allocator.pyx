@@ -4,13 +4,20 @@ from cpython cimport array
 from allotment._allocators.base cimport AllocatorBase, amount, device_given
 from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.caching.allocator cimport Allocator
+from allotment._allocators.caching.entering cimport enter_once
 from allotment._allocators.caching.inspection cimport Inspection
 from allotment._allocators.parts cimport BasicInspection
 from allotment._allocators.pinned.blocks cimport Fault, PinnedBlocks
-from allotment._allocators.pinned.memory cimport PinnedMemory, timing_dict
+from allotment._allocators.pinned.memory cimport PinnedMemory, host_stream, timing_dict
 from allotment._allocators.sizes cimport whole_size
 from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.engine cimport engine_leave
 from allotment._core.mechanism.address_lookup cimport ELSEWHERE, IN_BLOCK, AddressLookup
+from allotment._core.mechanism.limits cimport soft_limit_set
+from allotment._core.model.model cimport Engine
+from allotment._core.model.sizes cimport SMALL_SIZE, whole_blocks
+from allotment._core.placement.pytorch.classes cimport SMALL_SEGMENT
+from allotment._core.records.stats cimport tally_now
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_block, read_size, read_stream
 from allotment._core.tools.interpreter cimport interpreter_ends
 
@@ -21,6 +28,9 @@ from allotment._allocators.current import note_holder
 from allotment._settings import Settings
 from allotment.errors import RequestError, SettingsError
 
+cdef enum:
+    NEEDED_PER_SPARE = 128
+
 cdef array.array NO_HANDLES = array.array("Q")
 
 cdef object HOST = host_stream()
@@ -28,6 +38,17 @@ cdef object HOST = host_stream()
 # Settings that mean something in the mode "torch" alone.
 cdef tuple OF_TORCH = (
     "pinned_use_background_threads", "pinned_max_round_threshold", "pinned_max_cached_size", "pinned_free_catch_all")
+
+
+cdef void note_need(Engine* engine, bytes_t* most_needed, bytes_t size) noexcept nogil:
+    cdef bytes_t needed
+    if not enter_once(engine):
+        return
+    needed = <bytes_t> tally_now(&engine.stats.active_bytes) + whole_blocks(size)
+    if needed > most_needed[0]:
+        most_needed[0] = needed
+        soft_limit_set(engine, needed + needed // NEEDED_PER_SPARE + SMALL_SEGMENT)
+    engine_leave(engine)
 
 
 def refuse_settings_of_torch(settings: Settings) -> None:
@@ -64,7 +85,9 @@ cdef class PinnedAllocator(AllocatorBase):
         self.memory = PinnedMemory(self.device, self.current_settings, numa_node)
         if mode == "tight":
             refuse_settings_of_torch(self.current_settings)
-            self.tight = Allocator(self.memory, settings=Settings(compat=self.current_settings.compat))
+            own = Settings(compat=self.current_settings.compat, release_lock_on_device_malloc=True)
+            self.tight = Allocator(self.memory, settings=own)
+            self.tight.engine.tuning.exact_above = SMALL_SIZE
         else:
             self.blocks = PinnedBlocks(self.memory, self.current_settings)
         if limit is not None:
@@ -125,6 +148,7 @@ cdef class PinnedAllocator(AllocatorBase):
             self.require_open()
         if self.tight is None:
             return self.serve_block(wanted)
+        note_need(self.tight.engine, &self.most_needed, wanted)
         return <address_t> self.tight.allocate(size, HOST, 0, 0)
 
     cdef address_t serve_block(self, bytes_t size) except 0:

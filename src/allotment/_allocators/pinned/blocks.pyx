@@ -81,6 +81,18 @@ cdef void push(PinnedBlock* block) noexcept nogil:
     block.pool.kept[block.size_class] = block
 
 
+cdef PinnedBlock* oldest_first(PinnedBlock* block) noexcept nogil:
+    """The same list the other way round: PyTorch gives back first what was freed first."""
+    cdef PinnedBlock* turned = NULL
+    cdef PinnedBlock* following
+    while block != NULL:
+        following = block.next
+        block.next = turned
+        turned = block
+        block = following
+    return turned
+
+
 cdef Wait* new_wait(stream_t stream) noexcept nogil:
     cdef Wait* wait = <Wait*> calloc(1, sizeof(Wait))
     if wait != NULL:
@@ -221,10 +233,9 @@ cdef class PinnedBlocks:
         cdef PinnedBlock* block
         cdef PinnedBlock** link
         cdef int size_class, in_capture = 0
-        cdef bint looks_elsewhere = self.looks_in_background and pool == &self.default_pool
-        if pool.loose != NULL or (pool.oldest != NULL and not looks_elsewhere):
-            if not self.process(pool, fault):
-                return 0
+        cdef bint looks = not self.looks_in_background or pool != &self.default_pool
+        if (pool.loose != NULL or (looks and pool.oldest != NULL)) and not self.process(pool, fault):
+            return 0
         if current != NO_STREAM:
             in_capture = self.is_capturing(current, fault)
             if in_capture < 0:
@@ -577,7 +588,7 @@ cdef class PinnedBlocks:
         cdef bint ok = True
         pool.uses += 1                          # it stays while the lock is released
         for size_class in range(CLASS_COUNT):
-            block = pool.kept[size_class]
+            block = oldest_first(pool.kept[size_class])
             pool.kept[size_class] = NULL
             while block != NULL:
                 following = block.next

@@ -15,9 +15,14 @@ Any thread may call it, with the interpreter lock or without; only registered pa
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.table cimport Device, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.contract.types cimport address_t, bytes_t, stream_t
 from allotment._core.tools.forks cimport ForkGuard
 from allotment._core.tools.lock cimport Lock
+
+cdef inline stream_t host_stream() noexcept nogil:
+    """The host as a stream: a number that no stream of a device has."""
+    return <stream_t> 0x7FFFFFFFFFFFFF00
+
 
 cdef struct Timing:             # of calls, in microseconds
     uint64_t total

@@ -311,6 +311,9 @@ cdef status_t event_synchronize(void* self, event_t event) noexcept nogil:
 
 
 cdef status_t capture_status(void* self, stream_t stream, capture_t* capture) noexcept nogil:
+    if stream == host_stream():     # of a request, in the mode "tight"; no device knows it
+        capture[0] = 0
+        return OK
     return behind(self).capture_status(behind(self).self, stream, capture)
 
 

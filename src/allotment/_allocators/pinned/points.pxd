@@ -9,8 +9,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from allotment._allocators.caching.entry_points cimport EntryPoints
 from allotment._allocators.pinned.blocks cimport pinned_listener_t, pinned_visit_t
-from allotment._core.contract.types cimport stream_t
-from allotment._core.model.model cimport drop_t, filter_t
+from allotment._core.contract.types cimport bytes_t, stream_t
+from allotment._core.model.model cimport Engine, drop_t, filter_t
 from allotment._core.tools.forks cimport ForkGuard
 from allotment._core.tools.lock cimport Lock
 from allotment._core.tools.pointer_map cimport PointerMap
@@ -60,6 +60,8 @@ cdef struct Context:
     void* allocator                 # the PinnedAllocator, which is never let go of
     void* blocks                    # its PinnedBlocks; NULL in the mode "tight"
     EntryPoints* tight              # of its engine; NULL in the mode "torch"
+    Engine* engine                  # likewise
+    bytes_t* most_needed            # of the allocator, likewise
     stream_t (*current)(int device) noexcept nogil      # a framework's current stream, or NULL
     Lock lock                       # for what follows
     ForkGuard fork_guard

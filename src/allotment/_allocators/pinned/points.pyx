@@ -1,13 +1,13 @@
 from cpython.ref cimport Py_INCREF
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset, strlen
 
 from allotment._allocators.caching.allocator cimport Allocator
 from allotment._allocators.caching.entry_points cimport (
-    EntryPoints, block_size, entry_points_of, follow_current_stream, last_failure)
-from allotment._allocators.pinned.allocator cimport PinnedAllocator, host_stream
+    block_size, entry_points_of, follow_current_stream, last_failure)
+from allotment._allocators.pinned.allocator cimport PinnedAllocator, note_need
 from allotment._allocators.pinned.blocks cimport (
     CALLED_FROM_INSIDE, DEVICE_SAID_NO, NO_PINNED_MEMORY, NO_RECORDS, NOT_LENT, PINNED_RETURNED, Fault, PinnedBlocks,
     pinned_listener_t, pinned_visit_t, pool_words)
@@ -15,6 +15,7 @@ from allotment._allocators.pinned.points cimport (
     ALLOTMENT_PINNED_FAILED, ALLOTMENT_PINNED_NOT_OURS, ALLOTMENT_PINNED_OUT_OF_MEMORY, ALLOTMENT_PINNED_VERSION,
     Context, allotment_pinned_count, allotment_pinned_points, allotment_pinned_settings, allotment_pinned_stats,
     allotment_pinned_time)
+from allotment._allocators.pinned.memory cimport host_stream
 from allotment._core.contract.table cimport OK, DeviceTable
 from allotment._core.contract.types cimport capture_t, stream_t
 from allotment._core.engine cimport engine_leave
@@ -29,7 +30,6 @@ cdef enum:
 
 cdef extern from *:
     """
-    #include <stdio.h>
     #if defined(_MSC_VER)
     #define ALLOTMENT_PINNED_THREAD __declspec(thread)
     #else
@@ -38,18 +38,13 @@ cdef extern from *:
     static ALLOTMENT_PINNED_THREAD char allotment_pinned_words[512];
     static ALLOTMENT_PINNED_THREAD size_t allotment_pinned_length;
     static ALLOTMENT_PINNED_THREAD int allotment_pinned_kind;
-    static void allotment_pinned_say_size(const char* device, unsigned long long size, unsigned long long used) {
-        allotment_pinned_length = (size_t) snprintf(
-            allotment_pinned_words, sizeof allotment_pinned_words,
-            "out of pinned memory: %llu bytes were requested, %llu are in use; free some", size, used);
-        (void) device;
-    }
     """
     char* last_words "allotment_pinned_words"
     size_t last_length "allotment_pinned_length"
     int last_kind "allotment_pinned_kind"
-    void say_size "allotment_pinned_say_size"(const char* device, unsigned long long size,
-                                              unsigned long long used) noexcept nogil
+
+cdef extern from "Python.h" nogil:
+    int snprintf(char* text, size_t capacity, const char* form, ...)
 
 cdef void* USED = <void*> <size_t> 2
 cdef void* NOT_USED = <void*> <size_t> 1
@@ -69,7 +64,9 @@ cdef int say_fault(Context* context, const Fault* fault) noexcept nogil:
     global last_length, last_kind
     cdef DeviceTable* device
     if fault.reason == NO_PINNED_MEMORY:
-        say_size(NULL, fault.size, (<PinnedBlocks> context.blocks).active_now())
+        last_length = snprintf(
+            last_words, WORDS_MOST, b"out of pinned memory: %llu bytes were requested, %llu are in use; free some",
+            <unsigned long long> fault.size, <unsigned long long> (<PinnedBlocks> context.blocks).active_now())
         last_kind = ALLOTMENT_PINNED_OUT_OF_MEMORY
         return 0
     if fault.reason == NO_RECORDS:
@@ -195,7 +192,9 @@ cdef uint64_t allocate_tight(void* self, size_t size) noexcept nogil:
     cdef Context* context = <Context*> self
     cdef bint captured = is_capturing(context)
     cdef bint noted = True
-    cdef void* address = context.tight.allocate(context.tight.context, size, 0, <void*> host_stream())
+    cdef void* address
+    note_need(context.engine, context.most_needed, size)
+    address = context.tight.allocate(context.tight.context, size, 0, <void*> host_stream())
     if address == NULL:
         return say_failure_of_engine(context)
     if captured:
@@ -391,6 +390,8 @@ def points_address(allocator: PinnedAllocator) -> int:
     table = &context.points
     if pinned.tight is not None:
         context.tight = entry_points_of(pinned.tight)
+        context.engine = pinned.tight.engine
+        context.most_needed = &pinned.most_needed
     else:
         context.blocks = <void*> pinned.blocks
     context.allocator = <void*> pinned

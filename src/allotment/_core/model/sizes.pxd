@@ -18,6 +18,7 @@ cdef struct Tuning:
     bytes_t max_split               # blocks of at least this size are oversize and never split; 2**64-1 = none
     bytes_t max_non_split_rounding  # how much an oversize block may exceed its request
     bytes_t large_segment
+    bytes_t exact_above             # larger requests get segments of whole pages, no more; 2**64-1 = none
     double gc_threshold             # fraction of the limit above which unused segments are collected; 0 = never
     uint64_t divisions[DIVISION_SLOTS]  # rounding steps per power of two; 0, 1 = off
     bint divided                    # whether any division is on

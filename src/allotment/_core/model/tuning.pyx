@@ -13,6 +13,7 @@ cdef int fill_tuning(Tuning* tuning, object settings) except -1:
     fresh.max_split = settings.max_split_size
     fresh.max_non_split_rounding = min(<bytes_t> settings.max_non_split_rounding, MOST)
     fresh.large_segment = min(<bytes_t> settings.large_segment_size, MOST)
+    fresh.exact_above = ~(<bytes_t> 0)
     fresh.gc_threshold = settings.garbage_collection_threshold
     fresh.divided = False
     for slot in range(DIVISION_SLOTS):

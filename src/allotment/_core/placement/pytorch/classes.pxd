@@ -14,6 +14,7 @@ cdef enum:
     SMALL_SEGMENT = 2097152         # segment for small requests; page of a small expandable segment
     MIN_LARGE_SEGMENT = 10485760    # smaller requests share segments of `large_segment`
     LARGE_ROUNDING = 2097152        # larger segments are multiples of this
+    SYSTEM_PAGE = 4096
 
 
 cdef inline Half* half_for_size(Pool* pool, bytes_t rounded) noexcept nogil:
@@ -30,6 +31,8 @@ cdef inline bytes_t page_size(const Tuning* tuning, const Half* half) noexcept n
 cdef inline bytes_t segment_size(const Tuning* tuning, bytes_t rounded) noexcept nogil:
     if rounded <= SMALL_SIZE:
         return SMALL_SEGMENT
+    if rounded > tuning.exact_above:
+        return (rounded + (SYSTEM_PAGE - 1)) & ~(<bytes_t> (SYSTEM_PAGE - 1))
     if rounded < MIN_LARGE_SEGMENT:
         return tuning.large_segment
     return (rounded + (LARGE_ROUNDING - 1)) & ~(<bytes_t> (LARGE_ROUNDING - 1))
