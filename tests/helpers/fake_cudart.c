@@ -25,6 +25,9 @@ Status cuMemFree_v2(Address);
 Status cuMemGetInfo_v2(size_t*, size_t*);
 Status cuMemHostAlloc(void**, size_t, unsigned);
 Status cuMemFreeHost(void*);
+Status cuMemHostRegister_v2(void*, size_t, unsigned);
+Status cuMemHostUnregister(void*);
+int fake_is_pinned(const void*);
 Status cuMemcpyAsync(Address, Address, size_t, void*);
 Status cuMemsetD8Async(Address, unsigned char, size_t, void*);
 Status cuStreamCreate(void**, unsigned);
@@ -110,6 +113,8 @@ cudaError_t cudaMalloc(void** address, size_t size) { enter(); return note(cuMem
 cudaError_t cudaFree(void* address) { enter(); return note(address ? cuMemFree_v2((Address) address) : 0); }
 cudaError_t cudaMemGetInfo(size_t* left, size_t* total) { enter(); return note(cuMemGetInfo_v2(left, total)); }
 cudaError_t cudaHostAlloc(void** address, size_t size, unsigned flags) { enter(); return note(cuMemHostAlloc(address, size, flags)); }
+cudaError_t cudaHostRegister(void* address, size_t size, unsigned flags) { enter(); return note(cuMemHostRegister_v2(address, size, flags | 1)); }
+cudaError_t cudaHostUnregister(void* address) { enter(); return note(cuMemHostUnregister(address)); }
 cudaError_t cudaFreeHost(void* address) { enter(); return note(cuMemFreeHost(address)); }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
     enter();
@@ -128,7 +133,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t strea
 }
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* found, const void* address) {
     memset(found, 0, sizeof(*found));
-    found->type = cudaMemoryTypeDevice;
+    found->type = fake_is_pinned(address) ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
     found->devicePointer = (void*) address;
     return cudaSuccess;
 }

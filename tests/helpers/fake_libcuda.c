@@ -763,6 +763,14 @@ EXPORT CUresult cuMemFreeHost(void* address) {
     return SUCCESS;
 }
 
+/* Whether an address lies in host memory that the driver knows. */
+EXPORT int fake_is_pinned(const void* address) {
+    for (Area* area = areas; area; area = area->next) {
+        if ((area->kind == PINNED || area->kind == REGISTERED) && (CUdeviceptr)address - area->base < area->size) return 1;
+    }
+    return 0;
+}
+
 EXPORT CUresult cuMemHostRegister_v2(void* address, size_t size, unsigned int flags) {
     NEED_CONTEXT;
     if (!address || !size || flags != 1 || find_area(REGISTERED, (CUdeviceptr)address)) return INVALID_VALUE;

@@ -1,0 +1,177 @@
+"""PyTorch's pinned memory on ours, with the PyTorch that is installed, on a CUDA driver made of host memory."""
+
+import pytest
+
+from helpers.torch_on_host_memory import HELPERS, NEEDED
+
+PROGRAMS = HELPERS.parent / "gpu" / "pinned_programs.py"
+
+pytestmark = NEEDED
+
+BEGIN = """
+import os, sys, allotment, allotment.torch
+allotment.torch.install(pinned={kind!r})
+import torch
+torch.cuda.init()
+pin = lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True)
+stats = torch.cuda.host_memory_stats
+"""
+
+
+@pytest.fixture
+def pinned(run):
+    def pinned(code, kind="torch", **settings):
+        return run("-c", BEGIN.format(kind=kind) + code, **settings)
+
+    return pinned
+
+
+@pytest.mark.parametrize("kind", ["torch", "tight"])
+def test_drawn_programs_are_told_what_pytorchs_own_pinned_memory_tells(run, kind):
+    assert run(PROGRAMS, "--programs", "2", "--steps", "150", "--kind", kind).count("equal") == 2
+
+
+def test_one_large_request_pins_what_is_asked_for(pinned):
+    told = pinned("""
+size = 41 * (1 << 20) + 12_345
+tensor = pin(size)
+print(stats()["allocated_bytes.current"] <= 1.01 * size, tensor.is_pinned())
+""", "tight")  # fmt: skip
+    assert told.split() == ["True", "True"]
+
+
+@pytest.mark.parametrize("least, most", [(1.0, 1.01), (0.1, 1.25)])
+def test_batches_pin_what_is_needed_at_once_and_a_little_for_changing_sizes(pinned, least, most):
+    told = pinned(f"""
+import random
+draw, alive, needed = random.Random(1), [], 0
+for _ in range(200):
+    alive.append(pin(int((40 << 20) * draw.uniform({least}, 1.0))))
+    needed = max(needed, sum(tensor.numel() for tensor in alive))
+    if len(alive) > 5:
+        del alive[0]
+print(stats()["allocated_bytes.peak"] / needed)
+""", "tight")  # fmt: skip
+    assert float(told) <= most
+
+
+def test_tensors_pinned_before_stay_with_pytorchs_own(run):
+    told = run("-c", """
+import torch, allotment.torch
+before = torch.ones(1000).pin_memory()
+allotment.torch.install(pinned="torch")
+after = torch.ones(1000).pin_memory()
+on_device = before.cuda(non_blocking=True)
+print(torch.cuda.host_memory_stats()["active_requests.current"], float(on_device.cpu().sum()))
+del before, after
+torch._C._host_emptyCache()
+print(torch.cuda.host_memory_stats()["allocations.current"])
+""")  # fmt: skip
+    assert told.split() == ["1", "1000.0", "0"]
+
+
+@pytest.mark.parametrize("kind", ["torch", "tight"])
+def test_a_program_ends_well_with_pinned_tensors_alive_in_threads_and_modules(pinned, kind):
+    told = pinned("""
+import threading
+sys.kept = [pin(1000) for _ in range(3)]
+def work():
+    sys.kept.append(pin(5000))
+    sys.kept[-1].cuda(non_blocking=True)
+    local.kept = pin(100)
+    threading.Event().wait()
+local = threading.local()
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+sys.kept[0].cuda(non_blocking=True)
+print("end")
+""", kind)  # fmt: skip
+    assert told.split() == ["end"]
+
+
+@pytest.mark.parametrize("kind", ["torch", "tight"])
+def test_a_loader_with_workers_hands_out_right_batches(pinned, kind):
+    told = pinned("""
+from torch.utils.data import DataLoader, TensorDataset
+values = torch.arange(4000.0).reshape(400, 10)
+loader = DataLoader(TensorDataset(values), batch_size=7, num_workers=2, pin_memory=True)
+found = [batch.to("cuda", non_blocking=True) for batch, in loader]
+print(bool((torch.cat([part.cpu() for part in found]) == values).all()), stats()["num_host_alloc"] > 0)
+""", kind)  # fmt: skip
+    assert told.split() == ["True", "True"]
+
+
+@pytest.mark.parametrize("kind", ["torch", "tight"])
+def test_a_block_that_a_graph_copies_from_is_never_handed_out_again(pinned, kind):
+    told = pinned("""
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    target = torch.empty(8, device="cuda")
+    used, plain = torch.ones(8).pin_memory(), torch.ones(8).pin_memory()
+    target.copy_(used, non_blocking=True)
+    places = used.data_ptr(), plain.data_ptr()
+    del used, plain
+    again = [torch.ones(8).pin_memory().data_ptr() for _ in range(2)]
+print(places[0] in again, places[1] == again[0] == again[1])
+others = [torch.ones(8).pin_memory() for _ in range(20)]
+print(places[0] in [tensor.data_ptr() for tensor in others])
+""", kind)  # fmt: skip
+    assert told.split() == ["False", "True", "False"]
+
+
+def test_a_block_waits_for_a_stream_of_another_device(pinned):
+    told = pinned("""
+tensor = pin(1000).fill_(7)
+with torch.cuda.device(1):
+    copied = tensor.to("cuda:1", non_blocking=True)
+place = tensor.data_ptr()
+del tensor
+torch.cuda.synchronize(1)
+again = [pin(1000) for _ in range(2)]
+print(int(copied.cpu().sum()), place in [tensor.data_ptr() for tensor in again])
+""", FAKE_CUDA_DEVICES="2")  # fmt: skip
+    assert told.split() == ["7000", "True"]
+
+
+def test_settings_that_the_program_changes_are_followed(pinned):
+    told = pinned("""
+mib = 1 << 20
+set_to = torch.cuda.memory._set_allocator_settings
+first = pin(3 * mib)
+set_to("pinned_use_cuda_host_register:True,pinned_num_register_threads:2")
+second = pin(9 * mib)
+print(stats()["allocated_bytes.current"] // mib, second.is_pinned())
+set_to("pinned_use_cuda_host_register:False")
+del first, second
+torch._C._host_emptyCache()
+print(stats()["allocated_bytes.current"])
+""")  # fmt: skip
+    assert told.split() == ["20", "True", "0"]
+
+
+def test_without_a_compiler_pytorchs_own_stays_and_one_line_says_so(run, tmp_path):
+    told = run("-c", """
+import sys, allotment.torch
+sys.stderr = sys.stdout
+allotment.torch.install("hooks", pinned="tight")
+import torch
+torch.cuda.init()
+print(torch.ones(10).pin_memory().is_pinned(), torch.cuda.host_memory_stats()["allocated_bytes.current"])
+""", CXX="/nowhere/c++", XDG_CACHE_HOME=str(tmp_path), TMPDIR=str(tmp_path))  # fmt: skip
+    said, answers = told.splitlines()
+    assert said.startswith("allotment: PyTorch's own allocator stays for pinned memory: ") and "/nowhere/c++" in said
+    assert answers.split() == ["True", "64"]
+
+
+def test_it_is_chosen_once(pinned):
+    told = pinned("""
+allotment.torch.install(pinned="torch")
+for kind in ("tight", "tightest"):
+    try:
+        allotment.torch.install(pinned=kind)
+    except allotment.errors.RequestError as error:
+        print(error)
+""")  # fmt: skip
+    first, second = told.splitlines()
+    assert first == "pinned memory is installed already, as 'torch', which cannot change"
+    assert second == "pinned must be 'torch' or 'tight', or None, not 'tightest'"
