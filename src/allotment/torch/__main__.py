@@ -1,4 +1,4 @@
-"""python -m allotment.torch [--mode M] [--settings S] [--dense] [--pinned P] [--no-patch] script.py ARGUMENT...  or  -m module ...
+"""python -m allotment.torch [--mode M] [--settings S] [--dense] [--pinned P] [--no-patch] script.py ..., or -m module
 
 Runs an unchanged program with PyTorch's CUDA memory served from Allotment.
 """

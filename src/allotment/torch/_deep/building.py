@@ -297,7 +297,9 @@ def _compile(torch: TorchFacts, program: Program, folder: Folder, name: str, say
     if any(os.strerror(number) in done.stderr for number in (errno.ENOSPC, errno.EDQUOT)):
         raise OSError(f"the disk of {folder.path} or of temporary files is full")  # another folder may be on another
     if done.returncode != 0 or name not in os.listdir(folder.descriptor):
-        raise CannotBuild(f"the library for {program.purpose} does not compile with {command[0]}: {_complaint(done.stderr)}")
+        raise CannotBuild(
+            f"the library for {program.purpose} does not compile with {command[0]}: {_complaint(done.stderr)}"
+        )
     say(f"compiled in {time.monotonic() - began:.0f} s, kept in {folder.path}")
 
 

@@ -1,4 +1,4 @@
-/* Names for the differences between the PyTorch releases that the torch allocator can be compiled against. */
+/* Names for the differences between the PyTorch releases that our libraries can be compiled against. */
 #pragma once
 
 #include <torch/headeronly/version.h>
@@ -30,3 +30,9 @@
 #define TORCH_HAS_INTERNAL_METADATA ALLOTMENT_TORCH(2, 15)
 /* 2.15: streams have classes, which say how much address space an expandable segment reserves */
 #define TORCH_HAS_RESERVE_CLASSES ALLOTMENT_TORCH(2, 15)
+/* 2.14: pinned memory has a history, and is part of snapshots */
+#define TORCH_RECORDS_PINNED_MEMORY ALLOTMENT_TORCH(2, 14)
+/* 2.12: whether a refused free counts as done can be set */
+#define TORCH_CATCHES_PINNED_FREES ALLOTMENT_TORCH(2, 12)
+/* 2.13: sizes from which on pinned memory is not rounded, or not kept */
+#define TORCH_BOUNDS_PINNED_MEMORY ALLOTMENT_TORCH(2, 13)

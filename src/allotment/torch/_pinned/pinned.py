@@ -11,8 +11,8 @@ from allotment._allocators.pinned.allocator import PinnedAllocator, refuse_setti
 from allotment._allocators.pinned.points import points_address, points_form
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment.errors import RequestError
-from allotment.torch._deep.building import CannotBuild, Program, library, refuse_unknown
 from allotment.torch._deep.building import HERE as DEEP
+from allotment.torch._deep.building import CannotBuild, Program, library, refuse_unknown
 from allotment.torch._deep.deep import torch_here
 
 Kind = Literal["torch", "tight"]

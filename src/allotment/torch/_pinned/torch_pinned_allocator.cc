@@ -27,13 +27,6 @@
 #include "pinned_points.h"
 #include "versions.hpp"
 
-/* 2.14: pinned memory has a history, and is part of snapshots */
-#define TORCH_RECORDS_PINNED_MEMORY ALLOTMENT_TORCH(2, 14)
-/* 2.12: whether a refused free counts as done can be set */
-#define TORCH_CATCHES_PINNED_FREES ALLOTMENT_TORCH(2, 12)
-/* 2.13: sizes from which on pinned memory is not rounded, or not kept */
-#define TORCH_BOUNDS_PINNED_MEMORY ALLOTMENT_TORCH(2, 13)
-
 namespace allotment {
 namespace {
 
