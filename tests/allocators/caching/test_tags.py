@@ -3,8 +3,10 @@
 import pytest
 
 import allotment
-from allotment.errors import RequestError
-from helpers.engine import GIB, on_device
+from allotment._allocators.caching.tags import pool_of_tag_named
+from allotment.errors import PoolError, RequestError
+from helpers.child import output_of
+from helpers.engine import GIB, MIB, on_device
 
 MOST = 65_535
 
@@ -75,3 +77,47 @@ def test_a_tag_that_is_made_stays_what_it_is():
     with pytest.raises(TypeError, match="exists already"):
         tag.__init__("second")
     assert tag.name == "first"
+
+
+def test_the_cache_of_one_tag_goes_back_and_that_of_others_stays():
+    alloc = on_device(GIB)
+    for name in ("one", "other"):
+        with allotment.tag(name):
+            kept, gone = alloc.malloc(30 * MIB), alloc.malloc(60 * MIB)
+        alloc.free(gone)
+        assert kept
+    alloc.empty_cache(pool_of_tag_named("one"))
+    assert {name: found["reserved_bytes"] // MIB for name, found in alloc.sleep.tags().items()} == {
+        "one": 40,
+        "other": 100,
+    }
+    alloc.inspection.check_invariants()
+    alloc.pause("other")
+    alloc.empty_cache(pool_of_tag_named("other"))
+    alloc.resume("other")
+    alloc.inspection.check_invariants()
+    with pytest.raises(PoolError, match="'never made'"):
+        pool_of_tag_named("never made")
+
+
+def test_a_tag_of_the_process_holds_what_threads_in_no_tag_allocate():
+    found = output_of("""
+import threading
+import allotment
+
+alloc = allotment.Allocator("sim:1GiB")
+outside = alloc.malloc(1 << 20)
+allotment.tag("process")._enter_everywhere()
+threading.Thread(target=alloc.malloc, args=(1 << 20,)).start()
+alloc.malloc(30 << 20)
+with allotment.tag("inner"):
+    alloc.malloc(1 << 20)
+alloc.pause("process", keep="nothing")
+try:
+    alloc.malloc(1)
+except allotment.PausedError as error:
+    print(error.tag, sorted(alloc.sleep.tags()), alloc.sleep.tags()["process"]["paused"] >> 20)
+alloc.resume("process")
+alloc.inspection.check_invariants()
+""")
+    assert found.strip() == "process ['inner', 'process'] 42"

@@ -57,6 +57,8 @@ class Sleep(Part):
         """See `Allocator.paused`."""
     def tags(self) -> dict[str, dict[str, int]]:
         """By name, in order of their last request, the "reserved_bytes" of each tag and the bytes that are "paused"."""
+    def pools_of(self, tag: str) -> list[PoolId]:
+        """The ids of a tag's own pool and of those that sleep with it. Raises PoolError if it never had memory here."""
     def _notice_tags(self) -> None:
         """Look from now on which tag a request is in."""
     def _forget_idle_tags(self) -> None:

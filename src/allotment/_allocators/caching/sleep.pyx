@@ -308,6 +308,10 @@ cdef class Sleep(Part):
         # A pool that was paused by itself has its own name.
         return tag_name(tag) if pool != NULL and pool.sleep != AWAKE else (first, second)
 
+    def pools_of(self, tag: str) -> list[PoolId]:
+        """The ids of a tag's own pool and of those that sleep with it. Raises PoolError if it never had memory here."""
+        return self.pools_named(tag)
+
     def _notice_tags(self) -> None:
         """Look from now on which tag a request is in."""
         self.allocator.enter()

@@ -3,10 +3,11 @@
 cimport cython
 from libc.stdint cimport uint32_t
 
-from allotment._core.records.tags cimport TAGS_MOST, tag_enter, tag_forget, tag_name, tag_number, tag_pool_id
+from allotment._core.records.tags cimport (
+    TAGS_MOST, tag_enter, tag_everywhere, tag_forget, tag_name, tag_number, tag_pool_id)
 
 from allotment._allocators.current import all_holders
-from allotment.errors import RequestError
+from allotment.errors import PoolError, RequestError
 
 cdef bint noticed = False       # whether allocators made before the first tag know of tags; later ones always do
 # The critical section of this object guards these two. While a number has a holder, no other name gets it.
@@ -114,6 +115,14 @@ cdef class tag:     # noqa: N801: entered like a function
         tag_enter(self.before.pop())
         let_go(self.number)
 
+    def _enter_everywhere(self) -> None:
+        """Put every thread that is in no tag, now and later, into this one, for the rest of the process."""
+        cdef uint32_t before
+        hold(self.number)
+        before = tag_everywhere(self.number)
+        if before != 0:
+            let_go(before)
+
     def __repr__(self):
         return f"<tag {tag_name(self.number)!r}>"
 
@@ -123,6 +132,14 @@ def name_of_tag_pool(pool: PoolId) -> str:
     first, second = pool
     number = second - tag_pool_id(0)
     return tag_name(number) if first == 0 and 0 < number <= TAGS_MOST else ""
+
+
+def pool_of_tag_named(name: str) -> PoolId:
+    """The id of the pool that a tag has on each allocator. Raises PoolError if there is no such tag."""
+    cdef uint32_t number = tag_number(name, False)
+    if number == 0:
+        raise PoolError(f"there is no tag {name!r}")
+    return 0, tag_pool_id(number)
 
 
 cdef list sleepers():

@@ -164,14 +164,16 @@ cdef bint release_unused_pools(Engine* engine, uint32_t context, Failure* failur
 
 cdef bint release_one_pool(Engine* engine, Pool* pool, bint captured, uint32_t context,
                            Failure* failure) noexcept nogil:
-    """Release a pool without users; does nothing to a pool in use.
+    """Release a pool without users, or the cached memory of a tag; does nothing to another pool in use.
 
     Inside a capture it cannot wait for events: blocks that wait for one then stay cached.
     """
     cdef bint ok
-    if not pool.freeable:
+    if not pool.freeable and pool.tag == 0:
         return True
     pool.asking += 1
     ok = captured or wait_events(engine, pool, context, failure)
+    if ok and not pool.freeable and not is_moving(pool):
+        ok = pool.placement.release(engine, pool, 0, context, failure)
     pool.asking -= 1
-    return ok and release_freeable(engine, pool, context, failure)
+    return ok and (not pool.freeable or release_freeable(engine, pool, context, failure))

@@ -1,6 +1,7 @@
 """Tags: names for memory that is paused, resumed and limited together, such as the weights of a model.
 
-A thread is inside at most one tag, the one that it entered last; meanwhile the tag's own pool serves its requests.
+A thread is inside at most one tag, the one that it entered last; meanwhile the tag's own pool serves its requests. A
+thread that entered none is inside the tag of the whole process, if that has one.
 Numbers start at 1 and hold for the process; 0 is no tag. A number gets another name only when all numbers are taken, so
 that an old history shows the right names for as long as possible. Routes take precedence, so a capture keeps its own
 memory.
@@ -17,6 +18,7 @@ cdef inline uint64_t tag_pool_id(uint32_t tag) noexcept nogil:
 
 cdef uint32_t tag_here() noexcept nogil                 # the calling thread's tag
 cdef uint32_t tag_enter(uint32_t tag) noexcept nogil    # returns the previous one
+cdef uint32_t tag_everywhere(uint32_t tag) noexcept nogil   # of threads in no tag; returns the previous one
 cdef bint tags_are_used() noexcept nogil                # whether any tag was ever named
 # 0 if the name is unknown and `make` is False, or if no number is left.
 cdef uint32_t tag_number(str name, bint make) except? 0xFFFFFFFF

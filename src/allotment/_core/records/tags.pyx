@@ -19,10 +19,18 @@ cdef list names = [""]
 cdef dict numbers = {}          # its critical section guards all of these
 cdef list forgotten = []        # numbers without a name
 cdef bint used = False
+cdef uint32_t everywhere = 0    # the tag of threads that are in none
 
 
 cdef uint32_t tag_here() noexcept nogil:
-    return here
+    return here if here != 0 else everywhere
+
+
+cdef uint32_t tag_everywhere(uint32_t tag) noexcept nogil:
+    global everywhere
+    cdef uint32_t before = everywhere
+    everywhere = tag
+    return before
 
 
 cdef uint32_t tag_enter(uint32_t tag) noexcept nogil:
