@@ -1,4 +1,4 @@
-"""python -m allotment.torch [--mode M] [--settings S] [--dense] [--pinned P] [--no-patch] script.py ..., or -m module
+"""python -m allotment.torch [--mode M] [--settings S] [--dense] [--pinned P] [--memory-saver] [--no-patch] program
 
 Runs an unchanged program with PyTorch's CUDA memory served from Allotment.
 """
@@ -11,6 +11,7 @@ import sys
 
 from allotment._adapters.running import run_module, run_script
 from allotment.errors import AllotmentError
+from allotment.torch import memory_saver
 from allotment.torch._install import install
 from allotment.torch._pinned.pinned import KINDS
 
@@ -39,6 +40,11 @@ def main() -> None:
         help="in hooks mode, do not replace torch.cuda.memory_stats and similar functions, which then raise",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
+    parser.add_argument(
+        "--memory-saver",
+        action="store_true",
+        help="`import torch_memory_saver` finds allotment.torch.memory_saver, here and in processes started from here",
+    )
     # In one piece, because argparse would take a "--" behind the first piece for its own.
     parser.add_argument(
         "command", nargs=argparse.PARSER, metavar="program", help="a script, or with -m a module, and its arguments"
@@ -50,6 +56,8 @@ def main() -> None:
     try:
         patch = False if options.no_patch else True if options.mode == "hooks" else None
         install(options.mode, settings=options.settings, patch=patch, dense=options.dense, pinned=options.pinned)
+        if options.memory_saver:
+            memory_saver.install()
     except AllotmentError as error:
         parser.exit(2, f"allotment.torch: {error}\n")
     sys.argv = options.command
