@@ -29,6 +29,7 @@ PUBLIC_MODULES = {
     "relief",
     "testing",
     "torch",
+    "vllm",
 }
 
 
