@@ -1,0 +1,1 @@
+from logging import getLogger as init_logger  # noqa: F401
