@@ -41,6 +41,7 @@ NAVIGATION = {
     ],
     "Frameworks": [
         "docs/pytorch",
+        "docs/sleep",
         "docs/cupy",
         "docs/numba",
         "docs/cuda-core",
