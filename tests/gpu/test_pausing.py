@@ -79,6 +79,57 @@ def test_a_resume_fails_whole_while_a_second_process_has_the_memory_and_succeeds
     alloc.free(address)
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_host": True}, {"keep": "file"}], ids=str)
+def test_contents_come_back_from_every_place_also_when_several_threads_copy(alloc, options, tmp_path):
+    size = 100 * MIB
+    patterns = [os.urandom(MIB) * 100 for _ in range(2)]
+    with allotment.tag("gpu places"):
+        addresses = [alloc.malloc(size) for _ in patterns]
+    for address, pattern in zip(addresses, patterns, strict=True):
+        write(alloc, address, pattern)
+    if options.get("keep") == "file":
+        options = {**options, "folder": tmp_path}
+    for _ in range(3):
+        seen = []
+        alloc.pause("gpu places", **options, progress=lambda *done: seen.append(done))
+        other = alloc.malloc(2 * size)
+        write(alloc, other, b"\xff" * size)
+        alloc.free(other)
+        alloc.empty_cache()
+        alloc.resume("gpu places", progress=lambda *done: seen.append(done))
+        assert seen[-1] == (2 * size, 2 * size)
+        for address, pattern in zip(addresses, patterns, strict=True):
+            assert read(alloc, address, size) == pattern
+    alloc.inspection.check_invariants()
+    for address in addresses:
+        alloc.free(address)
+
+
+def test_memory_of_a_capture_sleeps_with_its_tag(alloc):
+    stream = allotment.Stream(alloc)
+    with allotment.tag("gpu graph"):
+        source = alloc.malloc(30 * MIB)
+        with allotment.capture(stream, allocator=alloc) as graph:
+            target = alloc.malloc(30 * MIB, stream)
+            alloc.copy(target, source, 30 * MIB, stream)
+            with pytest.raises(PausedError, match="being captured"):
+                alloc.pause("gpu graph")
+    pattern = os.urandom(MIB) * 30
+    write(alloc, source, pattern)
+    free = alloc.memory_info()[0]
+    assert alloc.pause("gpu graph") >= 60 * MIB
+    assert alloc.memory_info()[0] - free >= 60 * MIB - 8 * MIB
+    alloc.resume("gpu graph")
+    write(alloc, target, b"\0" * 30 * MIB)
+    graph.replay()
+    stream.synchronize()
+    assert read(alloc, target, 30 * MIB) == pattern
+    alloc.free(target)
+    graph.reset()
+    alloc.free(source)
+    alloc.inspection.check_invariants()
+
+
 @pytest.mark.parametrize("times", [20])
 def test_nothing_drifts_over_many_pauses(alloc, times):
     with allotment.tag("gpu drift"):

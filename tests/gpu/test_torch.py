@@ -75,6 +75,20 @@ def test_races_are_found_and_programs_in_order_are_not_reported(name, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("settings", [*SETTINGS.values(), "placement:dense"], ids=[*SETTINGS, "dense"])
+def test_a_model_that_sleeps_between_turns_of_generating_and_training_gives_the_same_bits(settings, mode):
+    told = {}
+    for way in ("awake", "asleep"):
+        done = run("rl_loop.py", mode, settings, way)
+        assert done.returncode == 0, done.stderr[-4000:]
+        told[way] = json.loads(done.stdout.splitlines()[-1])
+    assert told["awake"]["rounds"] == told["asleep"]["rounds"]
+    assert len({str(each) for each in told["awake"]["rounds"]}) == len(told["awake"]["rounds"]) == 20
+    assert told["asleep"]["sleeps"] == 41
+    assert told["asleep"]["least_rise"] > 10 << 20
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_history_of_dense_placement_is_replayed_as_one(mode, tmp_path):
     done = run("dense_history.py", mode, str(tmp_path / "run.pickle"))
     assert done.returncode == 0, done.stderr[-4000:]

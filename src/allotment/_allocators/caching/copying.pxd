@@ -56,6 +56,7 @@ cdef struct Side:               # what one thread works with
     const char* operation       # of the device
     int error                   # errno of the file
     bint changed                # a span of the file is not what was written
+    bint lost                   # the device cannot tell whether copies are still under way: never used or freed again
 
 cdef class Lane:
     cdef Device device

@@ -365,9 +365,8 @@ cdef void forget_spans(Job* job) noexcept nogil:
 
 
 cdef void work(Job* job, Side* side) noexcept nogil:
-    """Do spans until none is left. No copy is under way in the end, also after a failure."""
+    """Do spans until none is left. No copy is under way in the end, nor after a failure if the device can tell."""
     cdef bint ok
-    cdef int turn
     side.status = OK
     side.error = 0
     side.changed = False
@@ -375,13 +374,23 @@ cdef void work(Job* job, Side* side) noexcept nogil:
         forget_spans(job)
         return
     ok = prepare(job, side) and (save_spans(job, side) if job.task == SAVE else restore_spans(job, side))
-    for turn in range(2):
-        if ok:
-            ok = wait_for(job, side, turn)
-        elif side.stream_count > turn and job.table.stream_synchronize != NULL:
-            job.table.stream_synchronize(job.table.self, side.streams[turn])
+    ok = ok and wait_for(job, side, 0) and wait_for(job, side, 1)
     if not ok:
+        settle(job, side)
         count_store(&job.stop, 1)
+
+
+cdef void settle(Job* job, Side* side) noexcept nogil:
+    """Wait, after a failure, for the copies under way: what they read and write is given back next."""
+    cdef DeviceTable* table = job.table
+    cdef bint done = True
+    cdef int turn
+    if table.capabilities & IS_HOST or table.stream_synchronize == NULL:
+        return
+    for turn in range(side.stream_count):
+        done = table.stream_synchronize(table.self, side.streams[turn]) == OK and done
+    if not done:
+        side.lost = table.device_synchronize == NULL or table.device_synchronize(table.self) != OK
 
 
 # --- threads and buffers -----------------------------------------------------------------------------------
@@ -393,7 +402,7 @@ cdef class Lane:
     cdef void close(self) noexcept:
         cdef DeviceTable* table = &self.device.table if self.device is not None else NULL
         cdef int turn
-        if table == NULL:
+        if table == NULL or self.side.lost:
             return
         for turn in range(self.side.stream_count if table.stream_destroy != NULL else 0):
             with nogil:
@@ -465,8 +474,10 @@ cdef class Ring:
         return taken
 
     cdef int give(self, list lanes) except -1:
-        if not self.closed:
-            self.idle.extend(lanes)
+        cdef Lane lane
+        for lane in lanes:
+            if not (self.closed or lane.side.lost):
+                self.idle.append(lane)
         while len(self.idle) > <Py_ssize_t> lanes_most:
             (<Lane> self.idle.pop()).close()
         return 0
