@@ -45,6 +45,7 @@ cdef bint engine_free(Engine* engine, address_t address, uint32_t context, Failu
 # caller.
 cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil
 cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil
+cdef Block* engine_serve_from_cache(Engine* engine, Request* request) noexcept nogil
 cdef void engine_free_at_once(Engine* engine, Block* block, uint32_t context) noexcept nogil
 
 cdef bint engine_record_stream(Engine* engine, address_t address, stream_t stream, Failure* failure) noexcept nogil

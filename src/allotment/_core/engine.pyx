@@ -292,6 +292,10 @@ cdef address_t engine_allocate(Engine* engine, Request* request) noexcept nogil:
     return block.address if block != NULL else 0
 
 
+cdef Block* engine_serve_from_cache(Engine* engine, Request* request) noexcept nogil:
+    return serve_from_cache(engine, request)
+
+
 cdef address_t engine_allocate_missed(Engine* engine, Request* request) noexcept nogil:
     """Finish a request that missed the cache."""
     cdef Block* block = serve_missed(engine, request)

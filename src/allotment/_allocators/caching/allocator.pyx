@@ -27,7 +27,8 @@ from allotment._core.edge.outcome cimport failure_error
 from allotment._core.edge.walk cimport tenants_sum
 from allotment._core.engine cimport (
     engine_add_peer, engine_allocate, engine_allocate_missed, engine_create, engine_destroy, engine_enter, engine_free,
-    engine_free_at_once, engine_is_inside, engine_leave, engine_record_stream, engine_retire, engine_try_enter,
+    engine_free_at_once, engine_is_inside, engine_leave, engine_record_stream, engine_retire,
+    engine_serve_from_cache, engine_try_enter,
     free_at_once_inline, interpreter_lock_suffices, needs_no_calls, no_thread_can_enter, nobody_is_told,
     serve_from_cache, serve_ordinary)
 from allotment._core.mechanism.address_map cimport address_take
@@ -429,7 +430,7 @@ cdef class Allocator(AllocatorBase):
         self.enter()
         if nobody_is_told(engine) and needs_no_calls(engine) and not engine.uncached:
             # A hit calls nobody, so this thread keeps the interpreter: to let it go costs as much as the hit.
-            block = serve_from_cache(engine, request)
+            block = engine_serve_from_cache(engine, request)
             if block != NULL or request.failure.reason != NO_FAILURE:
                 address = block.address if block != NULL else 0
                 engine_leave(engine)
