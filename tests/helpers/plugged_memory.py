@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,14 @@ class Memory:
         self.calls: list[tuple[Any, ...]] = []
         self.script: list[Any] = []
         self.next_address = 1 << 40
+        self.lock = threading.Lock()  # a plug is called by several threads at once
 
     def alloc(self, size: int, device: int, stream: int) -> Any:
         self.calls.append(("alloc", size, device, stream))
-        self.next_address += max(size, 1)
-        return self.answer(self.next_address - max(size, 1))
+        with self.lock:
+            address = self.next_address
+            self.next_address += max(size, 1)
+        return self.answer(address)
 
     def free(self, pointer: int, size: int, device: int, stream: int) -> None:
         self.calls.append(("free", pointer, size, device, stream))

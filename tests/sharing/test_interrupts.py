@@ -50,7 +50,8 @@ def test_an_opening_that_is_interrupted_anywhere_leaves_nothing_open_and_later_o
             before.append((descriptors(), mappings()))
             assert before[-1] == before[0]
 
-        assert sweep(lambda: open_shared(handles[1]).close(), check) > 20
+        # How many places there are depends on the version of Python: 3.14 has the fewest.
+        assert sweep(lambda: open_shared(handles[1]).close(), check) > 10
         keeps_the_link.close()
         wait_until(everything_is_closed)
 
