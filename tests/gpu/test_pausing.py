@@ -90,13 +90,13 @@ def test_contents_come_back_from_every_place_also_when_several_threads_copy(allo
     if options.get("keep") == "file":
         options = {**options, "folder": tmp_path}
     for _ in range(3):
-        seen = []
-        alloc.pause("gpu places", **options, progress=lambda *done: seen.append(done))
+        seen: list[tuple[int, int]] = []
+        alloc.pause("gpu places", **options, progress=lambda *done, seen=seen: seen.append(done))
         other = alloc.malloc(2 * size)
         write(alloc, other, b"\xff" * size)
         alloc.free(other)
         alloc.empty_cache()
-        alloc.resume("gpu places", progress=lambda *done: seen.append(done))
+        alloc.resume("gpu places", progress=lambda *done, seen=seen: seen.append(done))
         assert seen[-1] == (2 * size, 2 * size)
         for address, pattern in zip(addresses, patterns, strict=True):
             assert read(alloc, address, size) == pattern

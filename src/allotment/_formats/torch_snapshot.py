@@ -3,8 +3,8 @@
 A snapshot is a dict of `segments`, `device_traces`, `allocator_settings` and `external_annotations`, pickled and
 perhaps gzipped; old versions wrote only the list of segments. From 2.14 on it also has `host_segments` and
 `host_traces`, the same of pinned memory: a part of its own here, with the device `HOST`. The fields of a trace entry,
-segment or block differ from version to version: missing ones get a neutral value, unknown ones are kept in `extra`. The file is untrusted: no object
-of the pickle is ever built, and `Limits` bounds the cost.
+segment or block differ from version to version: missing ones get a neutral value, unknown ones are kept in `extra`. The
+file is untrusted: no object of the pickle is ever built, and `Limits` bounds the cost.
 """
 
 from __future__ import annotations
