@@ -232,10 +232,10 @@ def test_a_device_that_is_used_later_is_told_what_the_others_were(stand):
     stand.memory.record_history(context=None)
     later = stand.allocators[1]
     assert later.pools.caching
-    stand.process_state.process_state.tell(later)
+    stand.process_state.process_state.apply_to(later)
     assert not later.pools.caching
     later.pools.caching = True
-    stand.process_state.process_state.tell(later)
+    stand.process_state.process_state.apply_to(later)
     assert later.pools.caching, "it was told once"
     later.malloc(MIB)
     assert [entry["action"] for entry in later.snapshot()["device_traces"][-1]] == ["segment_alloc", "alloc"]
@@ -251,7 +251,7 @@ def test_the_backend_has_a_name_of_its_own(stand):
 def test_an_observer_is_called_with_pytorchs_four_numbers(stand):
     calls = []
     stand.replacements.attach_out_of_memory_observer(lambda *numbers: calls.append(numbers))
-    stand.process_state.process_state.tell(stand.allocators[1])
+    stand.process_state.process_state.apply_to(stand.allocators[1])
     with pytest.raises(MemoryError):
         stand.allocators[0].malloc(1025 * MIB)
     stand.allocators[1].limit = 64 * MIB
