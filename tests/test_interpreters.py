@@ -82,15 +82,14 @@ def test_modules_that_were_built_for_another_python_are_named_in_one_line(tmp_pa
     for name in ("__init__.py", "_libraries/__init__.py"):
         (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_text((SOURCE / "allotment" / name).read_text())
-    (package / "_allocators").mkdir()
-    (package / "_allocators" / "__init__.py").touch()
+    for folder in ("_core", "_core/tools"):
+        (package / folder).mkdir()
+        (package / folder / "__init__.py").touch()
     for library in LIBRARIES.values():
         (package / "_libraries" / f"{library}.cpython-399-of-another.so").touch()
-    said = last_line("import allotment\nallotment.Buffer", path=tmp_path)
-    assert said.startswith(
-        "ImportError: this copy of allotment was built for another Python: it has allocators.cpython-399"
-    )
-    assert f"allocators{EXTENSION_SUFFIXES[0]}" in said and sys.executable in said
+    said = last_line("import allotment", path=tmp_path)
+    assert said.startswith("ImportError: this copy of allotment was built for another Python: it has core.cpython-399")
+    assert f"core{EXTENSION_SUFFIXES[0]}" in said and sys.executable in said
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ PORTABLE_HEADERS = {
     "errno.h",
     "pythread.h",
     "raise_in_torch.hpp",
+    "pinned_points.h",
     "*",
 }
 CIMPORT = re.compile(r"^\s*from ([\w.]+) cimport (\([^)]*\)|.*)", re.MULTILINE)
@@ -35,6 +36,7 @@ GUARDED = {
     "emmintrin.h",
     "fcntl.h",
     "sys/mman.h",
+    "sys/syscall.h",
     "io.h",
     "malloc.h",
     "pthread.h",

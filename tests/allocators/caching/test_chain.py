@@ -127,7 +127,7 @@ def test_a_step_is_something_to_call_with_a_try_or_more():
     alloc, _ = full()
     with pytest.raises(TypeError):
         alloc.on_out_of_memory(3)
-    with pytest.raises(RequestError, match="one try"):
+    with pytest.raises(RequestError, match="tries must be 1 or more, not 0"):
         alloc.on_out_of_memory(len, tries=0)
 
 

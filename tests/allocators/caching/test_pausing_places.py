@@ -126,6 +126,7 @@ def test_ctrl_c_during_a_long_copy_ends_it_and_the_tag_is_whole():
         import allotment
         from allotment._allocators.caching import copying
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
         copying.choose(lanes=2, span=4096)
         alloc = allotment.Allocator("host")
         with allotment.tag("w"):

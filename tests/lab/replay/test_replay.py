@@ -299,7 +299,7 @@ def test_json_has_every_figure_and_nothing_else(capsys: pytest.CaptureFixture[st
         "peak_requested_bytes", "peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes",
         "waste_ratio", "device_allocations", "device_frees", "retries", "ooms", "matches_recording", "reason",
         "first_difference", "smallest_capacity_bytes", "seconds", "placement", "recorded_peak_active_bytes",
-        "driver_calls", "driver_ms", "calls_last_quarter", "waits", "chunks", "views",
+        "driver_calls", "driver_ms", "calls_last_quarter", "waits", "chunks", "views", "pinned_memory",
     }  # fmt: skip
     assert report["matches_recording"] is True
     assert report["waste_ratio"] == report["peak_reserved_bytes"] / report["recorded_peak_active_bytes"]

@@ -160,6 +160,7 @@ def test_the_command_has_the_promised_keys_and_exit_codes(capsys: pytest.Capture
         "ends_in_failure",
         "worth_changing",
         "growth",
+        "pinned_memory",
     }
     assert set(report["best"]) >= {"settings", "peak_reserved_bytes", "driver_ms", "ooms", "fits"}
     with pytest.raises(SystemExit) as ended:
