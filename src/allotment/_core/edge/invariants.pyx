@@ -207,12 +207,16 @@ cdef int check_slow_path_reasons(Engine* engine) except -1:
     cdef Pool* pool = engine.first_pool
     cdef count_t limits = engine.soft_limit != no_limit()
     cdef count_t tags = 0
+    cdef count_t sleepers = 0
     while pool != NULL:
         limits += has_limits(&pool.limits)
         tags += pool.tag != 0
+        sleepers += pool.sleepers - (pool.sleeps_with != 0)
         pool = pool.next
     if limits != engine.limit_count or tags != engine.tag_count:
         violated("the engine counts limits and tags", f"{limits} and {tags} found")
+    if sleepers != 0:
+        violated("a tag's pool counts the pools that sleep with it", f"{sleepers} too many")
     if (engine.slow_path_reasons & FOR_ROUTES != 0) != (engine.routes != NULL) or (
             engine.slow_path_reasons & FOR_TENANTS != 0) != (engine.accounts != NULL):
         violated("requests take the slow path where they need it", f"{engine.slow_path_reasons}")

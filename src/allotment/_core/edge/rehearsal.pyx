@@ -224,6 +224,7 @@ cdef void copy_pool_counts(Engine* twin, const Engine* engine) noexcept nogil:
         made.reserved_bytes = pool.reserved_bytes
         made.tag = pool.tag
         made.sleeps_with = pool.sleeps_with
+        made.sleepers = pool.sleepers
         made.replayed = pool.replayed
         made.lent = pool.lent
         twin.lent_count += pool.lent

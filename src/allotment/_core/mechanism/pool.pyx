@@ -215,7 +215,9 @@ cdef bint pool_create_or_incref(Engine* engine, uint64_t first, uint64_t second,
         return False
     if allocator != NULL:
         pool.allocator = allocator[0]
-    pool.sleeps_with = tag
+    if tag != 0:
+        pool.sleeps_with = tag
+        pool_find(engine, 0, tag_pool_id(tag)).sleepers += 1
     pool.prev = engine.last_pool
     if engine.last_pool != NULL:
         engine.last_pool.next = pool
@@ -279,6 +281,9 @@ cdef void forget_gone_pools(Engine* engine) noexcept nogil:
 
 cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil:
     """pre: freeable, no memory left"""
+    cdef Pool* slept_with = pool_find(engine, 0, tag_pool_id(pool.sleeps_with)) if pool.sleeps_with != 0 else NULL
+    if slept_with != NULL:          # it goes first when the engine ends
+        slept_with.sleepers -= 1
     map_pop(&engine.pools, pool_key(pool.first, pool.second))
     pool.tally.spent = pool.malloc_count > 0
     if pool.prev != NULL:

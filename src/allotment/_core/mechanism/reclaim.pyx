@@ -96,17 +96,7 @@ cdef bint is_idle(Engine* engine, Pool* pool) noexcept nogil:
     """Whether a request could recreate the pool after its deletion without any visible difference."""
     return (pool.sleep == AWAKE and pool.asking == 0 and pool.use_count == 1 and not has_limits(&pool.limits)
             and pool.reserved_bytes + pool.small.away + pool.large.away == 0 and not (pool.use_on_oom or pool.lent)
-            and route_find(engine, pool.first, pool.second) == NULL and not has_sleepers(engine, pool.tag))
-
-
-cdef bint has_sleepers(Engine* engine, uint32_t tag) noexcept nogil:
-    """Whether other pools are paused with a tag."""
-    cdef const Pool* pool = engine.first_pool
-    while pool != NULL:
-        if pool.sleeps_with == tag:
-            return True
-        pool = pool.next
-    return False
+            and route_find(engine, pool.first, pool.second) == NULL and pool.sleepers == 0)
 
 
 cdef bint release_down_to(Engine* engine, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:

@@ -226,6 +226,7 @@ cdef struct Pool:
     bint no_split
     bint use_on_oom
     bint lent                   # its free memory is lent before the device is asked: its owner promises to stay idle
+    count_t sleepers            # of a tag's pool: how many pools sleep with it
     bint replayed               # captures allocated from it: a graph may use its free memory when it runs
     bint freeable               # has no user left; deleted when it holds no memory
     Pool* prev
