@@ -1,4 +1,4 @@
-"""Compile the torch allocator of deep mode for the package's own wheels, against the headers in PyTorch's wheels.
+"""Compile the torch allocators for the package's own wheels, against the headers in PyTorch's wheels.
 
     python tools/torch_releases/libraries.py [RELEASE ...]
 
@@ -49,25 +49,24 @@ def headers_of(release: str) -> Path:
     return site
 
 
-def compile_for(release: str, module: Any, compiled: Path) -> Path:
+def compile_for(release: str, module: Any, program: Any, compiled: Path) -> Path:
     site = headers_of(release)
     facts = version_facts(site)
     torch = module.TorchFacts(
         version=facts["__version__"], cuda=facts["cuda"], folder=site / "torch", git_version=facts["git_version"]
     )
-    path = compiled / module.packaged_name(torch)
+    path = compiled / module.packaged_name(torch, program)
     if path.exists():
         return path
-    print(f"compiling for PyTorch {torch.version} ...", flush=True)
+    print(f"compiling {program.name} for PyTorch {torch.version} ...", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in LINKED:
             library = f"{folder}/lib{name}.so"
             empty = ["-shared", "-nostdlib", "-x", "c", "/dev/null", f"-Wl,-soname,lib{name}.so", "-o", library]
             subprocess.run(["cc", *empty], check=True)
         linked = [f"-L{folder}", "-Wl,--no-as-needed", *(f"-l{name}" for name in LINKED), "-Wl,--strip-all"]
-        source = str(module.HERE / module.SOURCES[0])
         made = f"{folder}/{path.name}"
-        subprocess.run([*module.compiler(), *module.flags(torch), source, *linked, "-o", made], check=True)
+        subprocess.run([*module.command_for(torch, program), *linked, "-o", made], check=True)
         compiled.mkdir(exist_ok=True)
         shutil.move(made, path)
     return path
@@ -80,12 +79,13 @@ def main() -> None:
     module = building()
     compiled = module.PACKAGED
     for release in options.releases:
-        made = compile_for(release, module, compiled)
-        for older in set(compiled.glob(f"torch_allocator-{release}+*")) - {made}:
-            older.unlink()
-    made = sorted(compiled.glob("*.so"))
-    total = sum(path.stat().st_size for path in made)
-    print(f"{len(made)} libraries, {total / 1024:.0f} KiB, in {compiled}")
+        for program in (module.TORCH_ALLOCATOR, module.TORCH_PINNED_ALLOCATOR):
+            made = compile_for(release, module, program, compiled)
+            for older in set(compiled.glob(f"{program.name}-{release}+*")) - {made}:
+                older.unlink()
+    libraries = sorted(compiled.glob("*.so"))
+    total = sum(path.stat().st_size for path in libraries)
+    print(f"{len(libraries)} libraries, {total / 1024:.0f} KiB, in {compiled}")
     if total > MOST_BYTES:
         sys.exit(f"the libraries have {total} bytes together, more than {MOST_BYTES}")
 

@@ -103,6 +103,15 @@ class Program:
 
 
 TORCH_ALLOCATOR = Program("torch_allocator", "deep mode", tuple(HERE / name for name in SOURCES))
+TORCH_PINNED_ALLOCATOR = Program(
+    "torch_pinned_allocator",
+    "pinned memory",
+    (
+        HERE.parent / "_pinned" / "torch_pinned_allocator.cc",
+        PACKAGE / "_allocators" / "pinned" / "pinned_points.h",
+        HERE / "versions.hpp",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -285,8 +294,7 @@ def one_process_at_a_time(folder: Folder, name: str, say: Say) -> Iterator[None]
 
 
 def _compile(torch: TorchFacts, program: Program, folder: Folder, name: str, say: Say) -> None:
-    own = [f"-I{place}" for place in dict.fromkeys(file.parent for file in program.files)]
-    command = [*compiler(), *own, *flags(torch), str(program.files[0]), "-o", name]
+    command = [*command_for(torch, program), "-o", name]
     say(f"compiling for PyTorch {torch.version}, once: about 20 seconds ...")
     began = time.monotonic()
     where = f"/proc/self/fd/{folder.descriptor}"  # the checked folder, even if its name leads elsewhere by now
@@ -323,6 +331,12 @@ def compiler() -> list[str]:
         if path:
             return [os.path.abspath(path)]
     raise CannotBuild(f"no C++ compiler was found ({', '.join(COMPILERS)}, or what CXX names); install g++")
+
+
+def command_for(torch: TorchFacts, program: Program) -> list[str]:
+    """Return the compiler's command line for a program except for the result. Raises CannotBuild."""
+    own = [f"-I{place}" for place in dict.fromkeys(file.parent for file in program.files)]
+    return [*compiler(), *own, *flags(torch), str(program.files[0])]
 
 
 def flags(torch: TorchFacts) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any, Literal
 
 from allotment import _settings as config
@@ -11,18 +10,18 @@ from allotment._allocators.pinned.allocator import PinnedAllocator, refuse_setti
 from allotment._allocators.pinned.points import points_address, points_form
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment.errors import RequestError
-from allotment.torch._deep.building import HERE as DEEP
-from allotment.torch._deep.building import CannotBuild, Program, library, refuse_unknown
+from allotment.torch._deep.building import (
+    TORCH_PINNED_ALLOCATOR,
+    CannotBuild,
+    library,
+    packaged_library,
+    refuse_unknown,
+)
 from allotment.torch._deep.deep import torch_here
 
 Kind = Literal["torch", "tight"]
 
 KINDS = ("torch", "tight")
-_HERE = Path(__file__).parent
-_TABLE = _HERE.parents[1] / "_allocators" / "pinned" / "pinned_points.h"
-PROGRAM = Program(
-    "torch_pinned_allocator", "pinned memory", (_HERE / "torch_pinned_allocator.cc", _TABLE, DEEP / "versions.hpp")
-)
 _Make = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t)
 
 
@@ -46,7 +45,7 @@ class PinnedMemory:
         """Make PyTorch use it. Raises CannotBuild."""
         here = torch_here()
         refuse_unknown(here)
-        built = library(here, program=PROGRAM)
+        built = packaged_library(here, TORCH_PINNED_ALLOCATOR) or library(here, program=TORCH_PINNED_ALLOCATOR)
         try:
             found = ctypes.CDLL(built.loadable)
             install = found.allotment_torch_pinned_install
