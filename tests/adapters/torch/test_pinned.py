@@ -79,10 +79,12 @@ def work():
     sys.kept.append(pin(5000))
     sys.kept[-1].cuda(non_blocking=True)
     local.kept = pin(100)
+    ready.wait()
     threading.Event().wait()
-local = threading.local()
+local, ready = threading.local(), threading.Barrier(4)
 for _ in range(3):
     threading.Thread(target=work, daemon=True).start()
+ready.wait()
 sys.kept[0].cuda(non_blocking=True)
 print("end")
 """, kind)  # fmt: skip
