@@ -24,6 +24,7 @@ TESTS = (
     "tests/sharing/test_faults.py::test_an_importer_without_a_descriptor_to_spare",
     "tests/sharing/test_example.py",
     "tests/adapters/torch/test_building.py",
+    "tests/adapters/torch/test_building_among_users.py",
     "tests/monitor/test_top.py::test_the_process_of_another_user_is_neither_shown_nor_an_error",
     "tests/monitor/test_top.py::test_another_user_who_takes_a_name_of_ours_is_not_believed",
 )

@@ -38,18 +38,20 @@ def test_an_opening_that_is_interrupted_anywhere_leaves_nothing_open_and_later_o
             settings=settings,
         )
         keeps_the_link = open_shared(handles[0])
-        before = []
 
-        def check(was_interrupted):
+        def open_now():
+            """What is open after another opening and its end."""
             with open_shared(handles[2]) as other:
                 assert set(bytes(memoryview(other))) == {3}
-            wait_until(
-                lambda: (
-                    peer.run("result = sorted(entry.leases for entry in owner._owner.entries.values())") == [0, 0, 1]
-                )
-            )
-            before.append((descriptors(), mappings()))
-            assert before[-1] == before[0]
+            count = "result = sorted(entry.leases for entry in owner._owner.entries.values())"
+            wait_until(lambda: peer.run(count) == [0, 0, 1])
+            return descriptors(), mappings()
+
+        before = open_now()
+
+        def check(was_interrupted):
+            # Fewer, if something of an earlier test goes meanwhile.
+            assert all(now <= then for now, then in zip(open_now(), before, strict=True))
 
         # How many places there are depends on the version of Python: 3.14 has the fewest.
         assert sweep(lambda: open_shared(handles[1]).close(), check) > 10
@@ -89,7 +91,7 @@ def test_opening_what_pytorch_shared_and_being_interrupted_anywhere_leaves_nothi
 
         def check(was_interrupted):
             # The thread that does the step may still be at it when the interrupt has ended the wait for it.
-            wait_until(lambda: everything_is_closed() and descriptors() == before)
+            wait_until(lambda: everything_is_closed() and descriptors() <= before)
 
         sweep(lambda: open_shared_torch(handle, offset, size, device=device).close(), check)
 

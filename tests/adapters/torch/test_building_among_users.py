@@ -5,6 +5,7 @@ depends on `fs.protected_symlinks`; the tests hold for either value.
 """
 
 import ctypes
+import dataclasses
 import os
 import pickle
 import shutil
@@ -59,15 +60,16 @@ def as_user(user, action, when_asked=lambda: None):
 class Machine:
     """A machine with folders for everybody, two libraries, and a compiler whose result is the honest one."""
 
-    def __init__(self, building, root, victim):
+    def __init__(self, building, program, root, victim):
         self.building = building
+        self.program = program
         self.victim = victim
         self.temporary, self.home, self.attackers = root / "tmp", root / "home", root / "attackers"
         self.folder = self.temporary / f"allotment-{victim}"  # anybody can create it first
         self.facts = building.TorchFacts("2.11.0", "13.0", root / "torch")
         self.planted, self.honest = self.attackers / "planted.so", root / "honest.so"
         version = building.sys.modules["allotment"].__version__
-        self.name = f"torch_allocator-2.11.0-{version}-{building._fingerprint(self.facts)}.so"
+        self.name = f"torch_allocator-2.11.0-{version}-{building._fingerprint(self.facts, program)}.so"
 
     def attack(self, action):
         as_user(ATTACKER, lambda ask: action())
@@ -76,7 +78,7 @@ class Machine:
         """Whose library the victim runs, and from where. The attacker acts between the check and the loading."""
 
         def load(ask):
-            found = self.building.library(self.facts, lambda line: None)
+            found = self.building.library(self.facts, lambda line: None, self.program)
             ask()
             return ctypes.c_char_p.in_dll(ctypes.CDLL(found.loadable), "whose").value.decode(), found.path
 
@@ -104,11 +106,14 @@ def machine(request, monkeypatch):
         root.chmod(0o755)
         # A copy of the sources, which both users can read.
         package = root / "allotment"
-        shutil.copytree(building.HERE, package / "torch" / "_deep")
+        sources = package / "torch" / "_deep"
+        shutil.copytree(building.HERE, sources)
         shutil.copytree(building.PACKAGE / "include", package / "include")
-        monkeypatch.setattr(building, "HERE", package / "torch" / "_deep")
         monkeypatch.setattr(building, "PACKAGE", package)
-        made = Machine(building, root, victim)
+        program = dataclasses.replace(
+            building.TORCH_ALLOCATOR, files=tuple(sources / file.name for file in building.TORCH_ALLOCATOR.files)
+        )
+        made = Machine(building, program, root, victim)
         for path, owner, mode in [
             (made.temporary, 0, 0o1777), (made.home, victim, 0o700), (made.attackers, ATTACKER, 0o755)
         ]:  # fmt: skip
