@@ -70,7 +70,7 @@ cdef void publish(int device) noexcept:
     published[device].entry_points = <const allotment_entry_points*> devices[device].entry_points
 
 
-cdef allotment_figure figure_of(const Tally* tally) noexcept:
+cdef allotment_figure figure_of(Tally* tally) noexcept:
     cdef allotment_figure figure
     figure.ceiling = tally.ceiling
     figure.room = tally.room
