@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Fail a test that leaves this thread with a lock: threads of later tests would wait for it."""
     module = sys.modules.get("allotment._core.tools.fork_safe_lock")
-    if module is not None and any(lock._is_owned() for lock in list(module._locks)):
+    if module is not None and any(lock._is_owned() for lock in module._living()):
         raise AssertionError(f"{item.nodeid} left a lock held")
     if sys.exc_info()[1] is not None:
         raise AssertionError(f"{item.nodeid} left the interpreter handling {sys.exc_info()[1]!r}")

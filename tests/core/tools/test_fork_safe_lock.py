@@ -158,3 +158,27 @@ def test_a_device_may_want_one_under_its_allocators_lock_while_another_thread_fo
     """
     )
     assert told == "1\n"
+
+
+def test_another_thread_may_make_a_lock_while_a_fork_collects_them():
+    told = output_of(
+        """
+    import os, sys
+    from allotment._core.tools.fork_safe_lock import fork_safe_lock
+
+    lock, made = fork_safe_lock(), []
+
+    def make_one(frame, event, argument):  # wherever another thread could run Python code
+        if len(made) < 100:
+            made.append(fork_safe_lock())
+        return make_one
+
+    sys.settrace(make_one)
+    child = os.fork()
+    sys.settrace(None)
+    if child == 0:
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    )
+    assert told == "0\n"

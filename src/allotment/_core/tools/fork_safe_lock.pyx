@@ -15,9 +15,9 @@ from allotment._core.tools.forks cimport give_long_locks, take_long_locks
 import os
 import threading
 import time
-from weakref import WeakSet
+from weakref import ref
 
-_locks = WeakSet()
+_locks = set()  # weak references. A plain set, because its copy is of one moment
 _taken = []     # by the thread that forks; only the thread that holds all locks changes it
 _PAUSE = 0.0002  # seconds; a holder needs the interpreter lock to finish
 
@@ -25,8 +25,12 @@ _PAUSE = 0.0002  # seconds; a holder needs the interpreter lock to finish
 def fork_safe_lock() -> Any:
     """Return a new `threading.RLock`: reentrant, because the forking thread may hold it."""
     lock = threading.RLock()
-    _locks.add(lock)
+    _locks.add(ref(lock, _locks.discard))
     return lock
+
+
+def _living():
+    return [lock for reference in _locks.copy() if (lock := reference()) is not None]
 
 
 def _ahead_of_fork():
@@ -51,7 +55,7 @@ cdef bint _take_both() except -1:
 cdef bint _take_all() except -1:
     """Return False, holding none, if another thread holds one of the locks, perhaps for its own fork."""
     cdef list taken = []
-    for lock in list(_locks):
+    for lock in _living():
         if not lock.acquire(blocking=False):
             _release(taken)
             return False
