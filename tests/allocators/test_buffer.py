@@ -92,6 +92,27 @@ def test_a_buffer_with_more_bytes_than_a_length_can_be_says_so() -> None:
         memoryview(buffer)
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(100, 900)], ids=["whole", "slice"])
+def test_in_a_garbage_cycle_finalizers_may_use_the_memory_of_a_view(part):
+    in_use = []
+
+    class Holder:
+        def __del__(self):
+            in_use.append(alloc.stats()["allocated_bytes.all.current"])
+            self.view[:] = bytes(len(self.view))
+
+    with allotment.Allocator("host") as alloc:
+        buffer = alloc.empty(1000)  # older than the holder, so its finalizer runs first
+        piece = buffer if part == slice(None) else buffer[part]
+        holder = Holder()
+        holder.view = memoryview(piece)
+        holder.ring = holder
+        del buffer, piece, holder
+        gc.collect()
+        assert in_use == [1024]
+        assert alloc.stats()["allocated_bytes.all.current"] == 0
+
+
 def test_a_buffer_that_a_finalizer_brings_back_says_that_it_was_freed():
     kept = []
 

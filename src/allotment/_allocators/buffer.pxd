@@ -20,7 +20,7 @@ cdef class Buffer:
     cdef bytes_t size
     cdef object stream
     cdef Buffer whole           # the buffer that it is a slice of; None if it has a block
-    cdef size_t views           # arrays, capsules and slices that use it: it cannot be closed meanwhile
+    cdef size_t views           # arrays, capsules and slices that use it: it keeps its memory meanwhile
     cdef bint closed
     cdef bint finalized         # the last reference was dropped, and then a finalizer made a new one
     cdef object __weakref__
@@ -28,6 +28,7 @@ cdef class Buffer:
     cdef int take_over(self, address_t address) except -1
     cdef void give_back_at_the_end(self, address_t address) noexcept
     cdef int give_back(self, address_t address) except -1
+    cdef int release(self) except -1
     cdef bint end(self) except -1
     cdef int look(self) except -1
     cdef void let_go(self) noexcept

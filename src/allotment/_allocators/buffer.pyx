@@ -10,6 +10,7 @@ from allotment._allocators.host_cache.host_memory cimport HostMemory
 from allotment._core.contract.table cimport IS_HOST
 from allotment._core.contract.types cimport address_t
 from allotment._core.tools.arguments cimport read_address, read_arguments, read_byte_count, refuse_pickling
+from allotment._core.tools.critical_section cimport Section, section_begin, section_end
 from allotment._core.tools.interpreter cimport interpreter_ends
 
 import operator
@@ -181,19 +182,34 @@ cdef class Buffer:
             "allotment.multiprocessing")
 
     def __del__(self):
-        cdef address_t address = self.address
+        cdef Section section
+        cdef bint unused
+        section_begin(&section, self)
         # A finalizer that ran before this one may have kept a reference: then the buffer exists, and its memory does
         # not.
         self.finalized = self.closed = True
-        self.address = 0
-        if self.whole is not None:
-            self.whole.let_go()
-            self.whole = None
+        unused = self.views == 0    # in a garbage cycle, finalizers that run later may still use a view
+        section_end(&section)
+        if unused:
+            self.release()
+
+    cdef int release(self) except -1:
+        """Give up the memory. pre: closed, and nothing uses it"""
+        cdef Section section
+        cdef address_t address
+        cdef Buffer whole
+        section_begin(&section, self)
+        address, self.address = self.address, 0
+        whole, self.whole = self.whole, None
+        section_end(&section)
+        if whole is not None:
+            whole.let_go()
         elif address != 0:
             if interpreter_ends():
                 self.give_back_at_the_end(address)
             else:
                 self.give_back(address)
+        return 0
 
     cdef void give_back_at_the_end(self, address_t address) noexcept:
         """Free as much as is possible without modules that are gone; the end of the process does the rest."""
@@ -227,36 +243,38 @@ cdef class Buffer:
 
     cdef bint end(self) except -1:
         """`close`; False if it is closed already."""
-        cdef address_t address
+        cdef Section section
+        cdef bint closed
         cdef size_t views
-        cdef Buffer whole = None
-        with cython.critical_section(self):
-            if self.closed:
-                return False
-            address, views = self.address, self.views
-            if views == 0:
-                self.closed = True
-                self.address = 0
-                whole, self.whole = self.whole, None
+        section_begin(&section, self)
+        closed, views = self.closed, self.views
+        if views == 0:
+            self.closed = True
+        section_end(&section)
+        if closed:
+            return False
         if views != 0:
             raise BufferError(
                 f"{self!r} cannot be closed: {views} arrays, DLPack capsules or slices use its memory; drop them first")
-        if whole is not None:
-            whole.let_go()
-        elif address != 0:
-            self.give_back(address)
+        self.release()
         return True
 
     @cython.critical_section
     cdef int look(self) except -1:
-        """One view more: it is not closed until `let_go`. Raises unless it has memory."""
+        """One view more: it keeps its memory until `let_go`. Raises unless it has memory."""
         self.check_block()
         self.views += 1
         return 0
 
-    @cython.critical_section
     cdef void let_go(self) noexcept:
+        cdef Section section
+        cdef bint released
+        section_begin(&section, self)
         self.views -= 1
+        released = self.views == 0 and self.finalized
+        section_end(&section)
+        if released:
+            self.release()
 
     @property
     def closed(self) -> bool:
@@ -307,8 +325,13 @@ cdef class Buffer:
         Raises RequestError if the buffer is closed, or if its block has ended because its pool was restored to a state
         without that block.
         """
+        cdef Section section
+        cdef address_t address
+        section_begin(&section, self)
+        address = self.address      # first: if another thread closes the buffer after this, `check_block` raises
+        section_end(&section)
         self.check_block()
-        return self.address
+        return address
 
     cdef int check_block(self) except -1:
         if self.finalized:

@@ -2,6 +2,7 @@ from cpython.object cimport PyObject
 from libc.stddef cimport size_t
 
 from allotment._core.contract.types cimport address_t
+from allotment._core.tools.critical_section cimport Section, section_begin, section_end
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 
 cdef extern from *:
@@ -12,22 +13,11 @@ cdef extern from *:
     #endif
     #define allotment_may_be_found PyUnstable_EnableTryIncRef
     #define allotment_take_if_living PyUnstable_TryIncRef
-    typedef PyCriticalSection AllotmentSection;
-    #define allotment_section_begin(section, object) PyCriticalSection_Begin(section, (PyObject*) (object))
-    #define allotment_section_end PyCriticalSection_End
     #else
     #define allotment_may_be_found(object)
     #define allotment_take_if_living(object) (Py_INCREF(object), 1)
-    typedef char AllotmentSection;
-    #define allotment_section_begin(section, object) ((void) (section))
-    #define allotment_section_end(section) ((void) (section))
     #endif
     """
-    # In C, because Cython's own statement costs a buffer 80 instructions where there is nothing to guard.
-    ctypedef struct Section "AllotmentSection":
-        pass
-    void section_begin "allotment_section_begin"(Section* section, object of) noexcept
-    void section_end "allotment_section_end"(Section* section) noexcept
     void may_be_found "allotment_may_be_found"(object given) noexcept
     bint take_if_living "allotment_take_if_living"(PyObject* given) noexcept    # a reference, unless its last one went
     void Py_DECREF(PyObject* given) noexcept
