@@ -1,5 +1,6 @@
 """What objects promise when several threads use one of them at the same time: see docs/threads.md."""
 
+import gc
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -258,3 +259,28 @@ def test_a_program_may_end_while_eight_threads_are_at_work():
     """
     for _ in range(3):
         assert output_of(program) == "end\n"
+
+
+def test_what_one_thread_says_about_garbage_collections_holds_though_others_make_objects():
+    allocator = Allocator("sim:1GiB")
+    allocator.record_history()
+    asked, over = [], threading.Event()
+
+    def ask():
+        while not over.is_set():
+            asked.append(len(allocator.stats()) + len(allocator.snapshot()))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    try:
+        for _ in range(ROUNDS // 10):
+            gc.disable()
+            calls = len(asked)
+            while len(asked) < calls + 2:  # the call that was running is over
+                pass
+            assert not gc.isenabled()
+            gc.enable()
+    finally:
+        gc.enable()
+        over.set()
+        asker.join()

@@ -47,7 +47,7 @@ from allotment._core.records.stats cimport stats_by_rules, stats_reset_peak, tal
 from allotment._core.records.tenants cimport TENANT_SHIFT, TENANTS_MOST, tenant_name
 from allotment._core.records.trace cimport trace_track
 from allotment._core.tools.arguments cimport SIZE_BITS, read_address, read_arguments, read_block, read_size
-from allotment._core.tools.interpreter cimport interpreter_ends
+from allotment._core.tools.interpreter cimport collect_again, interpreter_ends, stop_collecting
 from allotment._core.tools.numbers cimport int_value, is_plain_int
 from allotment._core.tools.weak_references cimport clear_weak_references_first
 from allotment._devices.streams cimport await_work, has_no_work, stream_of_caller
@@ -72,10 +72,6 @@ cdef extern from *:
     #endif
     """
     bint has_interpreter_lock "allotment_has_interpreter_lock"() noexcept
-
-cdef extern from "Python.h":
-    bint PyGC_Enable() noexcept
-    bint PyGC_Disable() noexcept
 
 
 @cython.no_gc_clear     # a garbage collection must not clear the device before the memory has returned to it
@@ -631,11 +627,10 @@ cdef class Allocator(AllocatorBase):
 
     cdef bint enter_making_objects(self) except -1:
         self.enter()
-        return PyGC_Disable()
+        return stop_collecting()
 
     cdef void leave_making_objects(self, bint collects) noexcept:
-        if collects:
-            PyGC_Enable()
+        collect_again(collects)
         engine_leave(self.engine)
 
     cdef int leave(self, bint ok, const Failure* failure) except -1 nogil:

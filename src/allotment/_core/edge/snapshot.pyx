@@ -16,12 +16,11 @@ from allotment._core.edge.words cimport (
 from allotment._core.records.history cimport name_of, stack_frames
 from allotment._core.records.tenants cimport stack_of, tenant_name, tenant_of
 from allotment._core.records.trace cimport ACTION_OOM, TraceRecord
+from allotment._core.tools.interpreter cimport collect_again, stop_collecting
 
 from allotment._core.edge.words import SegmentType, word_of
 
 cdef extern from "Python.h":
-    int PyGC_Disable()
-    int PyGC_Enable()
     void PyObject_GC_UnTrack(object container)
 
 cdef tuple SEGMENT_TYPES = (word_of(SegmentType.SMALL), word_of(SegmentType.LARGE))
@@ -93,14 +92,13 @@ cdef dict segment_dict(const SegmentCopy* segment, const BlockCopy* blocks, int 
 
 cdef list segment_dicts(const Arrangement* arrangement, int device):
     cdef dict known = {}
-    cdef bint was_collecting = PyGC_Disable()
+    cdef bint collects = stop_collecting()
     cdef size_t i
     try:
         return [segment_dict(&arrangement.segments[i], arrangement.blocks, device, known)
                 for i in range(arrangement.segment_count)]
     finally:
-        if was_collecting:
-            PyGC_Enable()
+        collect_again(collects)
 
 
 cdef tuple pool_id_of(const TraceRecord* record):
@@ -177,9 +175,8 @@ cdef list entry_dicts(const TraceRecord* records, size_t count, object rules):
 
 
 cdef list trace_dicts(const TraceRecord* records, size_t count, object rules):
-    cdef bint was_collecting = PyGC_Disable()
+    cdef bint collects = stop_collecting()
     try:
         return entry_dicts(records, count, rules)
     finally:
-        if was_collecting:
-            PyGC_Enable()
+        collect_again(collects)

@@ -20,9 +20,19 @@ cdef extern from *:
     #else
     #define allotment_interpreter_ends _Py_IsFinalizing
     #endif
+    /* Since 3.12 a collection runs only between two instructions of Python code. To switch collections off there would
+       also undo, without an interpreter lock, what another thread does to the switch meanwhile. */
+    #if PY_VERSION_HEX >= 0x030C0000
+    #define allotment_stop_collecting() 0
+    #else
+    #define allotment_stop_collecting() PyGC_Disable()
+    #endif
     #endif
     """
     bint interpreter_ends "allotment_interpreter_ends"() noexcept nogil
+    # Until `collect_again`, which takes the result, compiled code that makes objects triggers no garbage collection.
+    bint stop_collecting "allotment_stop_collecting"() noexcept
+    bint PyGC_Enable() noexcept
 
 
 cdef inline PyThreadState* let_interpreter_go() noexcept nogil:
@@ -33,3 +43,8 @@ cdef inline PyThreadState* let_interpreter_go() noexcept nogil:
 cdef inline void take_interpreter_back(PyThreadState* state) noexcept nogil:
     if state != NULL:
         PyEval_RestoreThread(state)
+
+
+cdef inline void collect_again(bint collected) noexcept:
+    if collected:
+        PyGC_Enable()
