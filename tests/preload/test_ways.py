@@ -1,5 +1,6 @@
 """Whichever way a caller looks for one of the driver's functions, it gets ours; what is not ours passes untouched."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,62 @@ def test_a_library_that_was_closed_leaves_no_name_behind_for_the_next(driver, tm
     print(sorted(held()))
     """
     assert output_of(driver, tmp_path, program) == ["['libcaller.so', 'libother.so']"]
+
+
+def test_an_exported_name_given_to_proc_address_is_replaced_too(driver, tmp_path):
+    program = (
+        PROC_ADDRESS
+        + """
+print([function(name)[1] == real(name) for name in ("cuMemAlloc_v2", "cuMemFreeAsync_ptsz", "cuCtxCreate_v2")])
+"""
+    )
+    assert output_of(driver, tmp_path, program) == ["[True, True, True]"]
+
+
+def test_a_function_that_is_not_replaced_is_found_by_a_caller_that_alone_has_the_driver(driver, tmp_path):
+    (tmp_path / "caller.c").write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\nint cuInit(unsigned);\nint begin(void) { return cuInit(0); }\n"
+        'int found(void) { return dlsym(RTLD_DEFAULT, "cuCtxGetDevice") != 0; }\n'
+    )
+    library = compiled(tmp_path / "libcaller.so", tmp_path / "caller.c", f"-L{driver}", "-l:libcuda.so.1", "-ldl")
+    program = f"import ctypes\nprint(ctypes.CDLL({str(library)!r}).found())\n"
+    (tmp_path / "program.py").write_text(program)
+    assert run(driver, "-c", program).stdout == "1\n"
+    done = run(driver, "-m", "allotment.preload", tmp_path / "program.py")
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+CLOSES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+static void* allocates_through(const char* name) {
+    void *driver = dlopen(name, RTLD_NOW), *context;
+    uint64_t address;
+    int (*init)(unsigned) = dlsym(driver, "cuInit"), (*retain)(void**, int) = dlsym(driver, "cuDevicePrimaryCtxRetain");
+    int (*push)(void*) = dlsym(driver, "cuCtxPushCurrent_v2"), (*take)(uint64_t*, size_t) = dlsym(driver, "cuMemAlloc_v2");
+    init(0); retain(&context, 0); push(context);
+    printf("%d\\n", take(&address, 1 << 20));
+    fflush(stdout);
+    dlclose(driver);
+    return init;
+}
+
+int main(void) {
+    char* where = allocates_through("libcuda.so.1");
+    /* If the driver is gone, something else takes its place. */
+    mmap(where - (uintptr_t)where % 4096, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    allocates_through("libcuda.so.1");
+    return 0;
+}
+"""
+
+
+def test_a_driver_that_is_closed_and_opened_again_still_serves(driver, tmp_path):
+    (tmp_path / "main.c").write_text(CLOSES)
+    subprocess.run(["cc", "-o", tmp_path / "main", tmp_path / "main.c", "-ldl"], check=True)
+    done = run(driver, "-m", "allotment.preload", tmp_path / "main")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n0\n", "")

@@ -111,9 +111,13 @@ static int note_extent(struct dl_phdr_info* object, size_t size, void* function)
     return 1;
 }
 
-/* The addresses of the driver's code. Its own calls pass through, because it may hold locks. */
+/* Notes the addresses of the driver's code: its own calls pass through, because it may hold locks. The driver stays
+ * loaded from then on, although its users may close it: its functions are remembered here. */
 static void note_driver(void* function) {
-    if (!atomic_load(&driver_high)) dl_iterate_phdr(note_extent, function);
+    Dl_info info;
+    if (atomic_load(&driver_high) || !dladdr(function, &info) || !info.dli_fname) return;
+    dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    dl_iterate_phdr(note_extent, function);
 }
 
 static int is_driver(const void* function) {
@@ -164,30 +168,25 @@ void* hook_for(const char* name, void* real) {
     return replace(number, real);
 }
 
-/* Returns our function when a caller looks up the driver's; NULL without a driver behind it. */
-static int is_ours(const char* name, const void* found) {
-    if (name[0] != 'c' || name[1] != 'u') return 0;
-    int number = number_of(name);
-    return number >= 0 && known[number].hook && known[number].hook == found;
-}
+static int is_ours(const char* name, const void* found) { return known[number_of(name)].hook == found; }
 
+/* pre: `found` is not NULL. Returns NULL for a function that is not replaced. */
 static void* replacement(void* found, const char* name) {
-    if (is_ours(name, found)) {
-        void* real = find_in_driver(name);
-        if (!real || options.is_off) return real;
-        return found;
-    }
-    return found ? hook_for(name, found) : NULL;
+    if (!is_ours(name, found)) return hook_for(name, found);
+    return options.is_off ? find_in_driver(name) : found;
 }
 
-static int may_be_replaced(const char* name) { return name && name[0] == 'c' && name[1] == 'u' && number_of(name) >= 0; }
+static int may_be_replaced(const char* name) {
+    int number = name && name[0] == 'c' && name[1] == 'u' ? number_of(name) : -1;
+    return number >= 0 && known[number].hook;
+}
 
 /* Each ends with a jump: the meaning of RTLD_NEXT depends on the return address, which must stay the same. */
 EXPORT __attribute__((noinline, optimize("O2"))) void* dlsym(void* handle, const char* name) {
     if (!real_dlsym) finding_start();
     if (handle != RTLD_NEXT && may_be_replaced(name) && !is_in_driver(__builtin_return_address(0))) {
         void* found = real_dlsym(handle, name);
-        if (is_ours(name, found) && !find_in_driver(name)) return real_dlsym(RTLD_NEXT, name);   /* sets its dlerror */
+        if (found && is_ours(name, found) && !find_in_driver(name)) return real_dlsym(RTLD_NEXT, name);    /* sets dlerror */
         void* ours = found ? replacement(found, name) : NULL;
         if (ours) note_way(number_of(name), WAY_DLSYM, __builtin_return_address(0));
         return ours ? ours : found;
@@ -199,6 +198,7 @@ EXPORT __attribute__((noinline, optimize("O2"))) void* dlvsym(void* handle, cons
     if (!real_dlvsym) finding_start();
     if (handle != RTLD_NEXT && may_be_replaced(name) && !is_in_driver(__builtin_return_address(0))) {
         void* found = real_dlvsym(handle, name, version);
+        if (found && is_ours(name, found) && !find_in_driver(name)) return real_dlvsym(RTLD_NEXT, name, version);
         void* ours = found ? replacement(found, name) : NULL;
         if (ours) note_way(number_of(name), WAY_DLVSYM, __builtin_return_address(0));
         return ours ? ours : found;
@@ -215,12 +215,13 @@ EXPORT int dlclose(void* handle) {
 
 /* --- cuGetProcAddress --- */
 
-/* Returns the form of a name for a caller of this version, as the driver chooses it. */
+/* Returns the form of a name for a caller of this version, as the driver chooses it. An exported name has one form. */
 static int form_of(const char* name, int version, int per_thread) {
     int best = -1;
     for (int number = 0; number < FUNCTIONS; number++) {
         const Known* function = &known[number];
-        if (!function->hook || function->per_thread != per_thread || strcmp(function->base, name) != 0) continue;
+        int is_base = !strcmp(function->base, name);
+        if (!function->hook || (is_base ? function->per_thread != per_thread : strcmp(function->name, name))) continue;
         if (function->since <= version && (best < 0 || function->since > known[best].since)) best = number;
     }
     return best < 0 && per_thread ? form_of(name, version, 0) : best;
