@@ -98,6 +98,7 @@ typedef struct Area {                       /* an allocation, a reservation, a m
     struct Chunk* chunk;
     struct Pool* pool;
     struct Capture* capture;                /* that memory of a graph was allocated in */
+    Context* context;                       /* that plain memory ends with */
     struct Area* next;
 } Area;
 
@@ -150,6 +151,7 @@ static size_t used(void) {
     for (int i = 0; i < share_count; i++) if (mine == &shares[i] || is_alive(&shares[i])) sum += shares[i].bytes;
     return sum;
 }
+EXPORT size_t fake_used(void) { return used(); }
 static void lock_shares(int operation) { if (shares_file >= 0 && flock(shares_file, operation)) abort(); }
 static void join_others(void) {
     const char* path = getenv("FAKE_CUDA_MEMORY");
@@ -229,12 +231,41 @@ static int fails(const char* name) {
     const char* found = text ? strstr(text, name) : NULL;
     return found && (found[strlen(name)] == 0 || found[strlen(name)] == ',');
 }
+/* What another thread could do during a function: `call` is called once, when that function is called next. */
+static const char* watched;
+static void (*watcher)(void);
+EXPORT void fake_during(const char* name, void (*call)(void)) { watched = name; watcher = call; }
+static void during(const char* name) {
+    void (*call)(void) = watcher && !strcmp(watched, name) ? watcher : NULL;
+    if (!call) return;
+    watcher = NULL;
+    call();
+}
+
+static int primaries[MAX_DEVICES];          /* how often each was retained */
 EXPORT CUresult cuDevicePrimaryCtxRetain(Context** context, CUdevice device) {
     static int is_made;
     if (!is_initialized) return NOT_INITIALIZED;
     if (fails("cuDevicePrimaryCtxRetain")) return 999;
     if (!is_made++) mine->bytes += (size_t)setting("FAKE_CUDA_CONTEXT", 0);
+    primaries[device]++;
     *context = &contexts[device];
+    return SUCCESS;
+}
+static void end_memory_of(Context* context);
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    primaries[device] = 0;
+    end_memory_of(&contexts[device]);
+    return SUCCESS;
+}
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    if (!primaries[device]) return INVALID_CONTEXT;
+    if (!--primaries[device]) end_memory_of(&contexts[device]);
+    return SUCCESS;
+}
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* is_active) {
+    *flags = 0;
+    *is_active = primaries[device] > 0;
     return SUCCESS;
 }
 EXPORT CUresult cuCtxGetCurrent(Context** context) {
@@ -260,6 +291,18 @@ EXPORT CUresult cuCtxPopCurrent_v2(Context** context) {
 EXPORT CUresult cuCtxSetCurrent(Context* context) {
     if (depth) depth--;
     if (context) stack[depth++] = context;
+    return SUCCESS;
+}
+EXPORT CUresult cuCtxCreate_v2(Context** context, unsigned int flags, CUdevice device) {
+    if (!is_initialized) return NOT_INITIALIZED;
+    if (flags) return INVALID_VALUE;
+    *context = calloc(1, sizeof **context);
+    (*context)->ordinal = device;
+    return cuCtxPushCurrent_v2(*context);
+}
+EXPORT CUresult cuCtxDestroy_v2(Context* context) {
+    if (depth && stack[depth - 1] == context) depth--;
+    end_memory_of(context);
     return SUCCESS;
 }
 EXPORT CUresult cuCtxEnablePeerAccess(Context* peer, unsigned int flags) {
@@ -417,6 +460,7 @@ static CUresult wait_until_idle(Stream* only) {
 
 EXPORT CUresult cuCtxSynchronize(void) {
     { NEED_CONTEXT; if (spoil()) return CAPTURE_UNSUPPORTED; }
+    during("cuCtxSynchronize");
     return wait_until_idle(NULL);
 }
 EXPORT CUresult cuStreamCreate(Stream** stream, unsigned int flags) {
@@ -639,7 +683,8 @@ EXPORT CUresult cuGraphDestroy(Graph* graph) { NEED_CONTEXT; graph->count = 0; r
 
 static Area* add_area(int kind, void* base, size_t size, int descriptor) {
     Area* area = calloc(1, sizeof *area);
-    *area = (Area){.kind = kind, .base = (CUdeviceptr)base, .size = size, .descriptor = descriptor, .next = areas};
+    *area = (Area){.kind = kind, .base = (CUdeviceptr)base, .size = size, .descriptor = descriptor, .next = areas,
+                   .context = depth ? stack[depth - 1] : NULL};
     areas = area;
     return area;
 }
@@ -672,6 +717,20 @@ static void* take_memory(size_t size, int* descriptor) {
     return mmap(next - (size + PAGE - 1) / PAGE * PAGE, size, PROT_READ | PROT_WRITE, MAP_SHARED, *descriptor, 0);
 }
 
+static void let_plain_go(Area* area) {
+    munmap((void*)area->base, area->size);
+    close(area->descriptor);
+    mine->bytes -= area->size;
+    remove_area(area);
+}
+static void end_memory_of(Context* context) {
+    LOCKED;
+    for (Area *area = areas, *next; area; area = next) {
+        next = area->next;
+        if (area->kind == PLAIN && area->context == context) let_plain_go(area);
+    }
+}
+
 EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
     NEED_CONTEXT;
     if (fails("cuMemGetInfo_v2")) return 999;
@@ -684,6 +743,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
     if (fails("cuMemAlloc_v2")) return 999;
     int descriptor;
     if (spoil()) return CAPTURE_UNSUPPORTED;
+    during("cuMemAlloc_v2");
     void* base = take_memory(size, &descriptor);
     if (!base) return OUT_OF_MEMORY;
     *address = add_area(PLAIN, base, size, descriptor)->base;
@@ -695,10 +755,8 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     Area* area = find_area(PLAIN, address);
     if (spoil()) return CAPTURE_UNSUPPORTED;
     if (!area) return INVALID_VALUE;
-    munmap((void*)area->base, area->size);
-    close(area->descriptor);
-    mine->bytes -= area->size;
-    remove_area(area);
+    let_plain_go(area);
+    during("cuMemFree_v2");
     return SUCCESS;
 }
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned int flags) {

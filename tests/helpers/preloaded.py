@@ -45,6 +45,10 @@ def info():
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free_bytes), ctypes.byref(total)) == 0
     return free_bytes.value, total.value
 
+def used_on_device():
+    cuda.fake_used.restype = ctypes.c_size_t
+    return cuda.fake_used()
+
 def held():
     return {name: own.driver for name, own in preloaded().libraries(0).items() if own.driver}
 

@@ -228,3 +228,57 @@ def test_stacks_are_counted_if_asked_for(driver, tmp_path):
     """
     assert output_of(driver, tmp_path, program, "--stacks") == ["[(6291456, 3, True)]"]
     assert output_of(driver, tmp_path, program) == ["[]"]
+
+
+@pytest.mark.parametrize("primary", [False, True])
+def test_memory_that_ended_with_its_context_is_no_longer_counted(driver, tmp_path, primary):
+    ways = ["cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset_v2"] if primary else ["cuCtxDestroy_v2"]
+    for end in ways:
+        program = f"""
+        second = ctypes.c_void_p()
+        assert cuda.cuCtxCreate_v2(ctypes.byref(second), 0, 0) == 0
+        kept = allocate(4 * MIB), allocate(2 * MIB, "cuMemAllocManaged", 1)
+        cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        kept = allocate(10 * MIB)
+        print(held())
+        assert cuda.{end}({"0" if primary else "second"}) == 0
+        print(held())
+        """
+        after = {"ctypes": (6 if primary else 10) << 20}
+        assert output_of(driver, tmp_path, program) == [f"{{'ctypes': {16 << 20}}}", str(after)], end
+
+
+def test_a_primary_context_that_others_still_hold_ends_nothing(driver, tmp_path):
+    program = """
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+    kept = allocate(10 * MIB)
+    print(cuda.cuDevicePrimaryCtxRelease_v2(0), held())
+    """
+    assert output_of(driver, tmp_path, program) == ["0 {'ctypes': 10485760}"]
+
+
+def test_a_limit_applies_afresh_after_a_context_ended(driver, tmp_path):
+    program = """
+    for _ in range(3):
+        own = ctypes.c_void_p()
+        assert cuda.cuCtxCreate_v2(ctypes.byref(own), 0, 0) == 0
+        print(allocate(200 * MIB) > 0)
+        assert cuda.cuCtxDestroy_v2(own) == 0
+    """
+    assert output_of(driver, tmp_path, program, "--limit", "256MiB") == ["True", "True", "True"]
+
+
+def test_a_release_that_failed_leaves_its_handle_in_the_ledger(driver, tmp_path):
+    program = """
+    size, chunk, base = ctypes.c_size_t(4 * MIB), ctypes.c_uint64(), ctypes.c_uint64()
+    properties, none = (ctypes.c_int * 16)(1, 0, 1, 0), ctypes.c_uint64(0)
+    cuda.cuMemCreate(ctypes.byref(chunk), size, ctypes.byref(properties), none)
+    cuda.cuMemAddressReserve(ctypes.byref(base), size, ctypes.c_size_t(0), none, none)
+    assert cuda.cuMemMap(base, size, ctypes.c_size_t(0), chunk, none) == 0
+    os.environ["FAKE_CUDA_FAIL"] = "cuMemRelease"
+    print(cuda.cuMemRelease(chunk))
+    del os.environ["FAKE_CUDA_FAIL"]
+    print(cuda.cuMemUnmap(base, size), held())
+    print(cuda.cuMemRelease(chunk), held())
+    """
+    assert output_of(driver, tmp_path, program) == ["999", "0 {'ctypes': 4194304}", "0 {}"]

@@ -120,3 +120,40 @@ def test_a_variable_that_says_nothing_is_said_and_ignored(driver, tmp_path, name
     done = run(driver, tmp_path / "program.py", **{**preload.environment(), name: value})
     assert done.stdout == "True\n"
     assert len(done.stderr.splitlines()) == 1 and f"{name}={value}" in done.stderr
+
+
+def test_what_the_drivers_pool_keeps_after_a_free_is_under_the_limit(driver, tmp_path):
+    program = """
+    cached = allocate(200 * MIB, "cuMemAllocAsync", None)
+    assert free(cached, "cuMemFreeAsync", None) == 0
+    print(allocate(200 * MIB) > 0, used_on_device() // MIB)
+    """
+    assert output_of(driver, tmp_path, program, "--limit", "256MiB") == ["True 200"]
+
+
+@pytest.mark.parametrize("during", ["cuMemFree_v2", "cuMemAlloc_v2"])
+def test_a_measurement_while_another_thread_allocates_or_frees_lets_nobody_beyond_the_limit(driver, tmp_path, during):
+    program = f"""
+    def other_thread():
+        while allocate(2 * MIB, "cuMemAllocManaged", 1) > 0: pass
+    call = ctypes.CFUNCTYPE(None)(other_thread)
+    first = allocate(100 * MIB) if {during!r} == "cuMemFree_v2" else 0
+    cuda.fake_during({during.encode()!r}, call)
+    first = free(first) if first else allocate(100 * MIB)
+    allocate(90 * MIB)
+    print(used_on_device() // MIB)
+    """
+    (used,) = output_of(driver, tmp_path, program, "--limit", "256MiB", FAKE_CUDA_CONTEXT=str(64 << 20))
+    assert int(used) <= room_in(256 << 20) >> 20
+
+
+def test_chunks_of_another_device_than_the_current_one_are_counted_and_limited(driver, tmp_path):
+    program = """
+    def chunk(device, size):
+        properties = (ctypes.c_int * 16)(1, 0, 1, device)
+        made = ctypes.c_uint64()
+        return cuda.cuMemCreate(ctypes.byref(made), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0))
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 1)
+    print(chunk(1, 200 * MIB), chunk(1, 100 * MIB), preloaded().libraries(1)["ctypes"].driver // MIB)
+    """
+    assert output_of(driver, tmp_path, program, "--limit", "256MiB", FAKE_CUDA_DEVICES="2") == ["0 2 200"]

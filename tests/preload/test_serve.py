@@ -131,6 +131,77 @@ def test_a_destroyed_stream_is_not_asked(driver, tmp_path):
     assert output_of(driver, tmp_path, program, *SERVE) == ["0"]
 
 
+def test_work_of_a_stream_that_was_destroyed_is_waited_for(driver, tmp_path):
+    program = (
+        HOLD
+        + """
+gone, word = stream(), ctypes.c_uint32.from_address(flag.value)
+address = allocate(3 * MIB)
+hold(gone)
+cuda.cuMemsetD8Async(ctypes.c_uint64(address), 7, ctypes.c_size_t(100), gone)
+cuda.cuStreamDestroy_v2(gone)
+call = ctypes.CFUNCTYPE(None)(lambda: setattr(word, "value", 1))
+cuda.fake_during(b"cuCtxSynchronize", call)         # without it, a wait would not end
+print(free(address), word.value)
+for _ in range(2):
+    again = allocate(3 * MIB)
+    word.value = 0
+    cuda.fake_during(b"cuCtxSynchronize", call)
+    print(again == address, free(again), word.value)
+"""
+    )
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 1", "True 0 0", "True 0 0"]
+
+
+@pytest.mark.parametrize("current", ["no context", "another device"])
+def test_a_free_waits_for_the_work_of_the_blocks_own_device_whatever_is_current(driver, tmp_path, current):
+    program = (
+        HOLD
+        + f"""
+address = allocate(3 * MIB)
+hold(None)
+if {current!r} == "no context":
+    cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+else:
+    second = ctypes.c_void_p()
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(second), 1)
+    cuda.cuCtxPushCurrent_v2(second)
+print(free(address))
+cuda.cuCtxPushCurrent_v2(context)
+print(allocate(3 * MIB) == address)
+let_go()
+"""
+    )
+    assert output_of(driver, tmp_path, program, *SERVE, FAKE_CUDA_DEVICES="2") == ["0", "False"]
+
+
+def test_a_free_does_not_wait_for_the_streams_of_another_device(driver, tmp_path):
+    program = (
+        HOLD
+        + """
+second = ctypes.c_void_p()
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(second), 1)
+cuda.cuCtxPushCurrent_v2(second)
+hold(stream())
+cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+address = allocate(3 * MIB)
+print(free(address), allocate(3 * MIB) == address)
+let_go()
+"""
+    )
+    assert output_of(driver, tmp_path, program, *SERVE, FAKE_CUDA_DEVICES="2") == ["0 True"]
+
+
+def test_after_the_primary_context_ended_the_driver_serves(driver, tmp_path):
+    program = """
+    kept = allocate(3 * MIB)
+    assert cuda.cuDevicePrimaryCtxReset_v2(0) == 0
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    print(served(), allocate(3 * MIB) > 0, served(), held())
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == [f"{{}} True {{}} {{'ctypes': {4 << 20}}}"]
+
+
 def test_memory_of_a_graph_is_the_drivers(driver, tmp_path):
     program = """
     captured, graph = stream(), ctypes.c_void_p()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from allotment import preload
 from helpers.c_library import compiled
 from helpers.preloaded import build_driver, output_of, run
 
@@ -239,3 +240,37 @@ def test_a_driver_that_is_closed_and_opened_again_still_serves(driver, tmp_path)
     subprocess.run(["cc", "-o", tmp_path / "main", tmp_path / "main.c", "-ldl"], check=True)
     done = run(driver, "-m", "allotment.preload", tmp_path / "main")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n0\n", "")
+
+
+FORKS = """
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "callers.c"
+
+int main(void) {
+    int status;
+    options.stacks = 1;
+    spin_lock(&naming);             /* as another thread may hold them */
+    spin_lock(&stacking);
+    pid_t child = fork();
+    if (!child) {
+        alarm(20);
+        _exit(caller_at(__builtin_return_address(0)).library < 0);
+    }
+    waitpid(child, &status, 0);
+    printf("%d\\n", status);
+    return 0;
+}
+"""
+
+
+def test_a_fork_while_another_thread_names_a_caller_leaves_no_lock_in_the_child(tmp_path):
+    source = Path(preload.__file__).parent / "library"
+    (tmp_path / "main.c").write_text(FORKS)
+    parts = [part for part in source.glob("*.c") if part.name != "callers.c"]
+    options = ["-std=gnu11", f"-I{source}", "-lpthread", "-ldl"]
+    subprocess.run(["cc", "-o", tmp_path / "main", tmp_path / "main.c", *parts, *options], check=True)
+    done = subprocess.run([tmp_path / "main"], env={"ALLOTMENT_PRELOAD": "count"}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")

@@ -10,13 +10,14 @@
 
 #include "parts.h"
 
-enum { CACHE = 8192 };
+enum { CACHE = 8192, LIBRARY_BITS = 8 };
+_Static_assert(LIBRARIES == 1 << LIBRARY_BITS, "a library's number fits below its address");
 
-static struct { atomic_uintptr_t address; atomic_int library; } cache[CACHE];
+static atomic_ullong cache[CACHE];          /* an address, and in the lowest bits its library */
 static char names[LIBRARIES][NAME_LENGTH];
 static int8_t tenants[LIBRARIES], for_others[LIBRARIES];
 static atomic_int count;
-static Spin naming = ATOMIC_FLAG_INIT;
+static Spin naming = ATOMIC_FLAG_INIT, stacking = ATOMIC_FLAG_INIT;
 
 static int has(const char* path, const char* part) { return strstr(path, part) != NULL; }
 
@@ -81,22 +82,24 @@ static int look_up(void* address) {
 int library_at(void* address) {
     uintptr_t number = (uintptr_t)address;
     size_t at = (number >> 2) * 0x9E3779B97F4A7C15ull >> 51;
-    if (atomic_load_explicit(&cache[at].address, memory_order_acquire) == number)
-        return atomic_load_explicit(&cache[at].library, memory_order_relaxed);
+    uint64_t known = atomic_load_explicit(&cache[at], memory_order_acquire);
+    if (known >> LIBRARY_BITS == number) return (int)(known & (LIBRARIES - 1));
     int library = look_up(address);
-    atomic_store_explicit(&cache[at].address, 0, memory_order_release);
-    atomic_store_explicit(&cache[at].library, library, memory_order_relaxed);
-    atomic_store_explicit(&cache[at].address, number, memory_order_release);
+    atomic_store_explicit(&cache[at], (uint64_t)number << LIBRARY_BITS | (uint64_t)library, memory_order_release);
     return library;
 }
 
-void callers_forget(void) { for (int at = 0; at < CACHE; at++) atomic_store(&cache[at].address, 0); }
+void callers_forget(void) { for (int at = 0; at < CACHE; at++) atomic_store(&cache[at], 0); }
+
+void callers_in_child(void) {
+    atomic_flag_clear(&naming);
+    atomic_flag_clear(&stacking);
+}
 
 /* --- stacks --- */
 
 static struct { void* frames[FRAMES]; int length; uint64_t hash; } stacks[STACKS];
 static atomic_uint stacks_count = 1;        /* 0 means no stack */
-static Spin stacking = ATOMIC_FLAG_INIT;
 
 typedef struct Walk { void* frames[FRAMES + 8]; int length, most; uintptr_t from; int is_past; } Walk;
 

@@ -99,6 +99,8 @@ typedef struct { unsigned int sizes[7]; CUstream stream; } CUlaunch;            
     FUNCTION(cuStreamDestroy_v2, cuStreamDestroy, 4000, 0, (CUstream stream)) \
     FUNCTION(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, 0, (CUcontext* context, CUdevice device)) \
     FUNCTION(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000, 0, (CUdevice device)) \
+    FUNCTION(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, 11000, 0, (CUdevice device)) \
+    FUNCTION(cuCtxDestroy_v2, cuCtxDestroy, 4000, 0, (CUcontext context)) \
     FUNCTION(cuCtxCreate_v2, cuCtxCreate, 3020, 0, (CUcontext* context, unsigned int flags, CUdevice device)) \
     FUNCTION(cuCtxCreate_v3, cuCtxCreate, 11040, 0, \
              (CUcontext* context, void* parameters, int count, unsigned int flags, CUdevice device)) \
@@ -113,6 +115,7 @@ typedef struct { unsigned int sizes[7]; CUstream stream; } CUlaunch;            
     HELPER(cuCtxPushCurrent_v2, (CUcontext context)) \
     HELPER(cuCtxPopCurrent_v2, (CUcontext* context)) \
     HELPER(cuCtxSynchronize, (void)) \
+    HELPER(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned int* flags, int* is_active)) \
     HELPER(cuDeviceGetPCIBusId, (char* text, int length, CUdevice device)) \
     HELPER(cuStreamQuery, (CUstream stream)) \
     HELPER(cuStreamIsCapturing, (CUstream stream, int* status)) \

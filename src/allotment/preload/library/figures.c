@@ -44,7 +44,7 @@ uint64_t used_before_context(int device) {
     void* handle = NULL;
     unsigned long long total_free_used[3];
     T_cuDeviceGetPCIBusId bus_of = REAL(cuDeviceGetPCIBusId);
-    if (device < 0 || device >= DEVICES || atomic_load(&figures[device].is_measured)) return UINT64_MAX;
+    if (device < 0 || device >= DEVICES || atomic_load(&figures[device].measured)) return UINT64_MAX;
     open_nvml();
     if (atomic_load(&nvml.state) != 2 || !bus_of || bus_of(bus, sizeof bus, device) != SUCCESS) return UINT64_MAX;
     if (nvml.by_bus(bus, &handle) != 0 || nvml.memory(handle, total_free_used) != 0) return UINT64_MAX;
@@ -67,23 +67,25 @@ static int ask(uint64_t* used) {
 }
 
 void context_made(int device, CUcontext context, int is_primary, uint64_t used_before) {
-    CUcontext popped;
+    CUcontext popped, none = NULL;
+    Standing before;
     uint64_t used = 0;
     if (device < 0 || device >= DEVICES) return;
     Figures* own = &figures[device];
     if (is_primary) atomic_store(&own->primary, context);
     T_cuCtxPushCurrent_v2 push = REAL(cuCtxPushCurrent_v2);
     T_cuCtxPopCurrent_v2 pop = REAL(cuCtxPopCurrent_v2);
-    if (atomic_load(&own->is_measured) || !push || !pop || push(context) != SUCCESS) return;
+    if (atomic_load(&own->measured) || !push || !pop || push(context) != SUCCESS) return;
+    ledger_standing(device, &before);
     uint64_t used_now = used_before_context(device);
-    if (ask(&used) && !atomic_exchange(&own->is_measured, 1)) {
+    if (ask(&used) && atomic_compare_exchange_strong(&own->measured, &none, context)) {
         uint64_t took = used;
         if (used_before != UINT64_MAX && used_now != UINT64_MAX)
             took = used_now > used_before ? used_now - used_before : 0;
         took = took < used ? took : used;
         atomic_store(&own->context, took);
         atomic_store(&own->others, used - took);
-        atomic_store(&own->overhead, took);
+        ledger_measured(device, &before, took);
         if (options.limit && options.limit <= took) {
             say(SAID_LIMIT, "the limit of %llu MiB is below the %llu MiB that the context takes, and is ignored",
                 (unsigned long long)(options.limit / MIB), (unsigned long long)(took / MIB));
@@ -91,6 +93,18 @@ void context_made(int device, CUcontext context, int is_primary, uint64_t used_b
         }
     }
     pop(&popped);
+}
+
+void context_ended(int device, CUcontext context) {
+    CUcontext primary = context, measured = context;
+    if (device < 0 || device >= DEVICES) return;
+    Figures* own = &figures[device];
+    int is_primary = atomic_compare_exchange_strong(&own->primary, &primary, NULL);
+    ledger_forget_context(device, (uintptr_t)context, is_primary);
+    if (is_primary) serving_end(device);        /* the allocator's memory is gone */
+    if (!atomic_compare_exchange_strong(&own->measured, &measured, NULL)) return;
+    atomic_store(&own->context, 0);
+    atomic_store(&own->modules, 0);
 }
 
 /* --- pools --- */
@@ -110,17 +124,29 @@ uint64_t pool_reserved(int device) {
 
 /* --- samples --- */
 
+/* Another device than the current one is asked in its primary context, if it has one. */
+static int ask_on(int device, uint64_t* used) {
+    CUcontext popped, context = atomic_load(&figures[device].primary);
+    T_cuCtxPushCurrent_v2 push = REAL(cuCtxPushCurrent_v2);
+    T_cuCtxPopCurrent_v2 pop = REAL(cuCtxPopCurrent_v2);
+    if (device == current_device()) return ask(used);
+    if (!context || !push || !pop || push(context) != SUCCESS) return 0;
+    int worked = ask(used);
+    pop(&popped);
+    return worked;
+}
+
 int sample(int device) {
     Figures* own = &figures[device];
-    uint64_t used, held = ledger_held(device), pooled = ledger_pooled(device), reserved = pool_reserved(device);
-    int is_quiet = atomic_load(&own->in_flight) == 0;
-    if (!ask(&used)) return 0;
-    is_quiet = is_quiet && atomic_load(&own->in_flight) == 0 && ledger_held(device) == held;
+    Standing before;
+    ledger_standing(device, &before);
+    uint64_t used, reserved = pool_reserved(device);
+    if (!ask_on(device, &used)) return 0;
     uint64_t others = atomic_load(&own->others);
     used = used > others ? used - others : 0;
-    atomic_store(&own->overhead, used > held ? used - held : 0);
-    if (!is_quiet) return 1;
-    int64_t rest = (int64_t)(used - held) - (int64_t)(reserved > pooled ? reserved - pooled : 0)
+    if (!ledger_measured(device, &before, used)) return 1;
+    int64_t rest = (int64_t)(used - before.held)
+                 - (int64_t)(reserved > before.pooled ? reserved - before.pooled : 0)
                  - (int64_t)(atomic_load(&own->context) + atomic_load(&own->modules));
     if (rest < 0) {                         /* something was unloaded */
         uint64_t modules = atomic_load(&own->modules);
@@ -133,7 +159,7 @@ int sample(int device) {
 void after_load(void) {
     struct timespec time;
     int device = current_device();
-    if (device < 0 || !atomic_load(&figures[device].is_measured)) return;
+    if (device < 0 || !atomic_load(&figures[device].measured)) return;
     Figures* own = &figures[device];
     atomic_store(&own->has_loaded, 1);
     clock_gettime(CLOCK_MONOTONIC, &time);

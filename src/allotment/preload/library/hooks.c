@@ -10,23 +10,26 @@ static uint64_t taken(uint64_t size) { return size < MIB ? size : (size + 2 * MI
 
 typedef struct Pending { Entry entry; int is_counted; } Pending;
 
+static CUcontext current_context(void) {
+    CUcontext context = NULL;
+    T_cuCtxGetCurrent real = REAL(cuCtxGetCurrent);
+    return real && real(&context) == SUCCESS ? context : NULL;
+}
+
 /* Called before the driver is asked for memory. Returns 0 beyond the limit. Without a context the driver decides. */
 static int begin(Pending* pending, int device, uint64_t size, int kind, Caller caller) {
     *pending = (Pending){{.size = size, .stack = caller.stack, .library = (uint16_t)caller.library,
                           .kind = (uint8_t)kind, .device = (uint8_t)device}, device >= 0};
     if (!pending->is_counted) return 1;
     if (kind == KIND_ASYNC) atomic_store(&figures[device].has_pool, 1);
-    if (!limit_allows(device, size, caller)) return 0;
-    atomic_fetch_add(&figures[device].in_flight, 1);
-    return 1;
+    if (kind == KIND_PLAIN || kind == KIND_MANAGED) pending->entry.more = (uintptr_t)current_context();
+    return limit_allows(device, size, caller);
 }
 
 static CUresult finish(Pending* pending, CUresult result, uint64_t key) {
-    int device = pending->entry.device;
     if (!pending->is_counted) return result;
     pending->entry.key = key;
-    if (result != SUCCESS || !ledger_add(&pending->entry)) ledger_discharge(device, pending->entry.size);
-    atomic_fetch_sub(&figures[device].in_flight, 1);
+    ledger_settle(&pending->entry, result == SUCCESS && ledger_add(&pending->entry), 0);
     return result;
 }
 
@@ -81,16 +84,10 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr* address, size_t size, unsigned in
     return finish(&pending, result, result == SUCCESS ? *address : 0);
 }
 
-/* Removes the entry before the free: afterwards the address may belong to another caller. */
-static int begin_free(CUdeviceptr address, Entry* entry) {
-    if (!address || !ledger_take(address, entry)) return 0;
-    atomic_fetch_add(&figures[entry->device].in_flight, 1);
-    return 1;
-}
+/* pre: the entry was taken before the free; afterwards the address may belong to another caller. */
 static CUresult finish_free(const Entry* entry, CUresult result) {
-    if (result == SUCCESS) ledger_discharge(entry->device, entry->size);
-    else ledger_add(entry);
-    atomic_fetch_sub(&figures[entry->device].in_flight, 1);
+    int is_pooled = entry->kind == KIND_ASYNC || entry->kind == KIND_POOL;
+    ledger_settle(entry, result != SUCCESS && ledger_add(entry), is_pooled);
     return result;
 }
 
@@ -100,7 +97,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     Caller caller = CALLER;
     if (!is_ours(caller) && ledger_take_served(address, &entry)) return serve_free(&entry);
     if (is_the_allocators(address, caller)) return INVALID_VALUE;
-    if (!begin_free(address, &entry)) return real(address);
+    if (!ledger_take(address, &entry)) return real(address);
     return finish_free(&entry, real(address));
 }
 
@@ -135,7 +132,7 @@ EXPORT CUresult cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream stre
     CUstream own = stream;
     int device = current_device(), is_plain = device >= 0 && pool_in_use_is_default(device);
     if (is_plain && serve_async(address, size, own, caller, &result)) return result;
-    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_PLAIN, real(address, size, stream));
+    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_POOL, real(address, size, stream));
 }
 
 EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, CUstream stream) {
@@ -146,7 +143,7 @@ EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, CUstream
     CUstream own = stream ? stream : THREAD_STREAM;
     int device = current_device(), is_plain = device >= 0 && pool_in_use_is_default(device);
     if (is_plain && serve_async(address, size, own, caller, &result)) return result;
-    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_PLAIN, real(address, size, stream));
+    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_POOL, real(address, size, stream));
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, CUpool pool, CUstream stream) {
@@ -157,7 +154,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, CUpoo
     CUstream own = stream;
     int device = current_device(), is_plain = is_default(device, pool);
     if (is_plain && serve_async(address, size, own, caller, &result)) return result;
-    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_PLAIN, real(address, size, pool, stream));
+    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_POOL, real(address, size, pool, stream));
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, size_t size, CUpool pool, CUstream stream) {
@@ -168,14 +165,14 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, size_t size, 
     CUstream own = stream ? stream : THREAD_STREAM;
     int device = current_device(), is_plain = is_default(device, pool);
     if (is_plain && serve_async(address, size, own, caller, &result)) return result;
-    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_PLAIN, real(address, size, pool, stream));
+    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_POOL, real(address, size, pool, stream));
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     Entry entry;
     PASS(cuMemFreeAsync, address, stream);
     if (!is_captured(stream) && ledger_take_served(address, &entry)) return serve_free_async(&entry, stream);
-    if (is_captured(stream) || !begin_free(address, &entry)) return real(address, stream);
+    if (is_captured(stream) || !ledger_take(address, &entry)) return real(address, stream);
     return finish_free(&entry, real(address, stream));
 }
 
@@ -184,7 +181,7 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
     PASS(cuMemFreeAsync_ptsz, address, stream);
     CUstream own = stream ? stream : THREAD_STREAM;
     if (!is_captured(own) && ledger_take_served(address, &entry)) return serve_free_async(&entry, own);
-    if (is_captured(own) || !begin_free(address, &entry)) return real(address, stream);
+    if (is_captured(own) || !ledger_take(address, &entry)) return real(address, stream);
     return finish_free(&entry, real(address, stream));
 }
 
@@ -197,7 +194,6 @@ EXPORT CUresult cuMemCreate(CUhandle* handle, size_t size, const CUproperties* p
     Caller caller = CALLER;
     int device = properties && properties->location_type == LOCATION_DEVICE ? properties->location_id : -1;
     if (device >= DEVICES) device = -1;
-    if (device >= 0 && device != current_device() && options.limit) device = -1;    /* its figures cannot be queried */
     if (!begin(&pending, device, size, KIND_CHUNK, caller)) return OUT_OF_MEMORY;
     pending.entry.more = 1;
     WITH_ROOM(is_ours(caller), result, real(handle, size, properties, flags));
@@ -208,10 +204,11 @@ EXPORT CUresult cuMemRelease(CUhandle handle) {
     Entry ended;
     PASS(cuMemRelease, handle);
     int has_ended = ledger_chunk(handle, -1, 0, &ended);
-    if (has_ended) atomic_fetch_add(&figures[ended.device].in_flight, 1);
     CUresult result = real(handle);
     ended.more = 1;
-    return has_ended ? finish_free(&ended, result) : result;
+    if (has_ended) return finish_free(&ended, result);
+    if (result != SUCCESS) ledger_chunk(handle, 1, 0, &ended);
+    return result;
 }
 
 EXPORT CUresult cuMemRetainAllocationHandle(CUhandle* handle, void* address) {
@@ -235,7 +232,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     CUresult result = real(address, size);
     for (uint64_t at = address, own = 0, handle; result == SUCCESS && at < address + size; at += own) {
         if (!ledger_take_mapping(at, &own, &handle)) break;
-        if (ledger_chunk(handle, 0, -1, &ended)) ledger_discharge(ended.device, ended.size);
+        if (ledger_chunk(handle, 0, -1, &ended)) ledger_settle(&ended, 0, 0);
     }
     return result;
 }
@@ -361,15 +358,38 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     if (result == SUCCESS) context_made(device, *context, 1, used_before);
     return result;
 }
-/* All memory of the context ends with it. */
+/* All memory of a context ends with it. */
+static void primary_ended(int device) {
+    CUcontext context = device >= 0 && device < DEVICES ? atomic_load(&figures[device].primary) : NULL;
+    if (context) context_ended(device, context);
+}
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     PASS(cuDevicePrimaryCtxReset_v2, device);
     CUresult result = real(device);
-    if (result == SUCCESS && device >= 0 && device < DEVICES) {
-        ledger_forget_device(device);
-        atomic_store(&figures[device].is_measured, 0);
-        atomic_store(&figures[device].modules, 0);
+    if (result == SUCCESS) primary_ended(device);
+    return result;
+}
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    unsigned int flags;
+    int is_active = 1;
+    PASS(cuDevicePrimaryCtxRelease_v2, device);
+    CUresult result = real(device);
+    T_cuDevicePrimaryCtxGetState state = REAL(cuDevicePrimaryCtxGetState);
+    if (result == SUCCESS && state && state(device, &flags, &is_active) == SUCCESS && !is_active) primary_ended(device);
+    return result;
+}
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
+    CUcontext popped;
+    PASS(cuCtxDestroy_v2, context);
+    T_cuCtxPushCurrent_v2 push = REAL(cuCtxPushCurrent_v2);
+    T_cuCtxPopCurrent_v2 pop = REAL(cuCtxPopCurrent_v2);
+    int device = -1;
+    if (push && pop && push(context) == SUCCESS) {
+        device = current_device();
+        pop(&popped);
     }
+    CUresult result = real(context);
+    if (result == SUCCESS) context_ended(device, context);
     return result;
 }
 EXPORT CUresult cuCtxCreate_v2(CUcontext* context, unsigned int flags, CUdevice device) {

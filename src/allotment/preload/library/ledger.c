@@ -12,7 +12,8 @@ enum { FIRST_CAPACITY = 4096 };
 
 static Table tables[TABLES];
 static Sum sums[DEVICES][LIBRARIES];
-static uint64_t held[DEVICES], pooled[DEVICES];
+static Standing standings[DEVICES];
+static uint64_t uncounted[DEVICES];     /* the most that the driver uses of the device beyond what is held */
 static struct { uint64_t bytes, calls; } by_stack[STACKS];
 static Spin lock = ATOMIC_FLAG_INIT;
 
@@ -65,7 +66,7 @@ static void count_in(const Entry* entry) {
     *(is_served(entry) ? &sum->served : &sum->driver) += entry->size;
     sum->calls++;
     if (sum->driver + sum->served > sum->peak) sum->peak = sum->driver + sum->served;
-    if (entry->kind == KIND_ASYNC) pooled[entry->device] += entry->size;
+    if (entry->kind == KIND_ASYNC) standings[entry->device].pooled += entry->size;
     by_stack[entry->stack].bytes += entry->size;
     by_stack[entry->stack].calls++;
 }
@@ -73,14 +74,22 @@ static void count_in(const Entry* entry) {
 static void count_out(const Entry* entry) {
     Sum* sum = &sums[entry->device][entry->library];
     *(is_served(entry) ? &sum->served : &sum->driver) -= entry->size;
-    if (entry->kind == KIND_ASYNC) pooled[entry->device] -= entry->size;
+    if (entry->kind == KIND_ASYNC) standings[entry->device].pooled -= entry->size;
     by_stack[entry->stack].bytes -= entry->size;
 }
 
 /* Removes an entry whose free was not seen, or which ended with its context. */
 static void forget(const Entry* entry) {
     count_out(entry);
-    if (!is_served(entry)) held[entry->device] -= entry->size;
+    if (!is_served(entry)) standings[entry->device].held -= entry->size;
+}
+
+/* Counts out an entry whose memory the driver is about to free, or has just freed. */
+static void begin_to_free(const Entry* entry) {
+    count_out(entry);
+    if (is_served(entry)) return;
+    standings[entry->device].moving += entry->size;
+    standings[entry->device].freed += entry->size;
 }
 
 int ledger_add(const Entry* entry) {
@@ -96,7 +105,10 @@ int ledger_add(const Entry* entry) {
         if (entry->kind != KIND_MAPPING) count_in(entry);
         if (entry->kind == KIND_MAPPING) {
             Entry* chunk = find(&tables[HANDLES], entry->more);
-            if (chunk) chunk->more += (uint64_t)1 << 32;
+            if (chunk) {
+                chunk->more += (uint64_t)1 << 32;
+                place->device = chunk->device;
+            }
         }
     }
     ledger_unlock();
@@ -109,7 +121,7 @@ static int take_from(Table* table, uint64_t address, Entry* entry) {
     Entry* found = find(table, address);
     if (found) {
         *entry = *found;
-        count_out(found);
+        begin_to_free(found);
         erase(table, found);
     }
     ledger_unlock();
@@ -148,7 +160,7 @@ int ledger_chunk(uint64_t handle, int references, int mappings, Entry* ended) {
     int has_ended = chunk && !chunk->more;      /* references below, mappings above */
     if (has_ended) {
         *ended = *chunk;
-        count_out(chunk);
+        begin_to_free(chunk);
         erase(&tables[HANDLES], chunk);
     }
     ledger_unlock();
@@ -172,29 +184,41 @@ void ledger_sum(int device, int library, Sum* sum) {
     *sum = sums[device][library];
     ledger_unlock();
 }
-uint64_t ledger_held(int device) {
+void ledger_standing(int device, Standing* standing) {
     ledger_lock();
-    uint64_t bytes = held[device];
+    *standing = standings[device];
     ledger_unlock();
-    return bytes;
-}
-uint64_t ledger_pooled(int device) {
-    ledger_lock();
-    uint64_t bytes = pooled[device];
-    ledger_unlock();
-    return bytes;
 }
 int ledger_charge(int device, uint64_t size, uint64_t most) {
     ledger_lock();
-    int fits = size <= most && held[device] <= most - size;
-    if (fits) held[device] += size;
+    uint64_t there = standings[device].held + uncounted[device];
+    int fits = size <= most && there <= most - size;
+    if (fits) {
+        standings[device].held += size;
+        standings[device].moving += size;
+    }
     ledger_unlock();
     return fits;
 }
-void ledger_discharge(int device, uint64_t size) {
+void ledger_settle(const Entry* entry, int is_held, int is_kept) {
     ledger_lock();
-    held[device] -= size;
+    standings[entry->device].moving -= entry->size;
+    if (!is_held) {
+        standings[entry->device].held -= entry->size;
+        if (is_kept && options.limit) uncounted[entry->device] += entry->size;     /* until it is measured */
+    }
     ledger_unlock();
+}
+/* `used` contains at least the memory that moved neither before the driver was asked nor meanwhile. */
+int ledger_measured(int device, const Standing* before, uint64_t used) {
+    ledger_lock();
+    Standing* now = &standings[device];
+    uint64_t gone = now->freed - before->freed, still = before->held - before->moving;
+    still = still > gone ? still - gone : 0;
+    uncounted[device] = used > still ? used - still : 0;
+    int is_quiet = !before->moving && !gone && now->held == before->held;
+    ledger_unlock();
+    return is_quiet;
 }
 uint64_t ledger_stack_bytes(uint32_t stack, uint64_t* calls) {
     ledger_lock();
@@ -210,17 +234,22 @@ void ledger_empty(void) {
         tables[table].used = 0;
     }
     memset(sums, 0, sizeof sums);
-    memset(held, 0, sizeof held);
-    memset(pooled, 0, sizeof pooled);
+    memset(standings, 0, sizeof standings);
+    memset(uncounted, 0, sizeof uncounted);
     memset(by_stack, 0, sizeof by_stack);
 }
 
-void ledger_forget_device(int device) {
+static int ends_with(const Entry* entry, int device, uint64_t context, int is_primary) {
+    if (!entry->key || entry->device != device) return 0;
+    return entry->kind == KIND_PLAIN || entry->kind == KIND_MANAGED ? entry->more == context : is_primary;
+}
+/* Pools, chunks and what we serve are taken to belong to the primary context. */
+void ledger_forget_context(int device, uint64_t context, int is_primary) {
     ledger_lock();
     for (int table = 0; table < TABLES; table++)
         for (size_t at = 0; at < tables[table].capacity;) {
             Entry* entry = &tables[table].entries[at];
-            if (!entry->key || entry->device != device) { at++; continue; }
+            if (!ends_with(entry, device, context, is_primary)) { at++; continue; }
             if (table != MAPPINGS) forget(entry);
             erase(&tables[table], entry);       /* another entry may have taken the place */
         }

@@ -12,10 +12,7 @@ static uint64_t room_in(uint64_t limit) {
     return limit - (kept < HEADROOM_MOST ? kept : HEADROOM_MOST);
 }
 
-static int fits(int device, uint64_t size) {
-    uint64_t room = room_in(options.limit), overhead = atomic_load(&figures[device].overhead);
-    return overhead < room && ledger_charge(device, size, room - overhead);
-}
+static int fits(int device, uint64_t size) { return ledger_charge(device, size, room_in(options.limit)); }
 
 static void trim_pool(int device) {
     T_cuMemPoolTrimTo trim = REAL(cuMemPoolTrimTo);

@@ -53,43 +53,55 @@ int tenant_of(int library);         /* -1: its requests are never served */
 const char* library_name(int library);
 int library_count(void);
 void callers_forget(void);          /* addresses may now belong to other libraries */
+void callers_in_child(void);        /* other threads, which a fork ended, may have held locks */
 int stack_frames(uint32_t stack, void** frames);
 
 /* --- ledger --- */
 
-enum { KIND_PLAIN, KIND_ASYNC, KIND_MANAGED, KIND_CHUNK, KIND_MAPPING, KIND_SERVED, KIND_SERVED_ASYNC };
+/* KIND_ASYNC is memory of the device's default pool, KIND_POOL of another one. */
+enum { KIND_PLAIN, KIND_ASYNC, KIND_POOL, KIND_MANAGED, KIND_CHUNK, KIND_MAPPING, KIND_SERVED, KIND_SERVED_ASYNC };
 typedef struct Entry {
-    uint64_t key, size, more;       /* more: the stream of a served block, the handle of a mapping, or two counts */
+    uint64_t key, size, more;       /* more: the context of plain and managed memory, the stream of a served block, the
+                                       handle of a mapping, or the two counts of a chunk */
     uint32_t stack;
     uint16_t library;
     uint8_t kind, device;
 } Entry;
 typedef struct Sum { uint64_t driver, served, calls, peak; } Sum;
 
+/* Bytes of a device. Between the call of a driver's function and its return, the driver's figure may contain the
+ * memory or not: it is moving. */
+typedef struct Standing {
+    uint64_t held;          /* requested from the driver, from before the request until after the free */
+    uint64_t moving;        /* the part being requested or freed now */
+    uint64_t pooled;        /* the part from the driver's default pool */
+    uint64_t freed;         /* of all frees that have begun */
+} Standing;
+
 int ledger_add(const Entry* entry);                                 /* 0: no room */
-int ledger_take(uint64_t address, Entry* entry);                    /* 0: unknown; stays charged */
+int ledger_take(uint64_t address, Entry* entry);                    /* 0: unknown; moves until it is settled */
 int ledger_take_served(uint64_t address, Entry* entry);
 int ledger_library(uint64_t address);                               /* of driver memory; -1: unknown */
 int ledger_find_served(uint64_t address, Entry* entry);             /* also in the middle of a block */
 int ledger_chunk(uint64_t handle, int references, int mappings, Entry* ended);  /* more or fewer; 1: that was the last */
 int ledger_take_mapping(uint64_t address, uint64_t* size, uint64_t* handle);
 void ledger_sum(int device, int library, Sum* sum);
-uint64_t ledger_held(int device);                                   /* bytes requested from the driver */
-uint64_t ledger_pooled(int device);                                 /* the part from the driver's pools */
-int ledger_charge(int device, uint64_t size, uint64_t most);        /* 0: held + size would be more than `most` */
-void ledger_discharge(int device, uint64_t size);
+void ledger_standing(int device, Standing* standing);
+int ledger_charge(int device, uint64_t size, uint64_t most);        /* 0: everything + size would be more than `most` */
+void ledger_settle(const Entry* entry, int is_held, int is_kept);   /* the driver has returned; kept: by a pool */
+int ledger_measured(int device, const Standing* before, uint64_t used);     /* 1: nothing moved meanwhile */
 uint64_t ledger_stack_bytes(uint32_t stack, uint64_t* calls);
 void ledger_lock(void);
 void ledger_unlock(void);
 void ledger_empty(void);                                            /* pre: locked */
-void ledger_forget_device(int device);
+void ledger_forget_context(int device, uint64_t context, int is_primary);
 
 /* --- figures --- */
 
 typedef struct Figures {
-    atomic_ullong context, modules, others, overhead;
-    _Atomic(CUcontext) primary;
-    atomic_int is_measured, has_loaded, in_flight, has_pool;
+    atomic_ullong context, modules, others;
+    _Atomic(CUcontext) primary, measured;       /* measured: the context whose size is known */
+    atomic_int has_loaded, has_pool;
     atomic_ullong last_sample_ns;
 } Figures;
 extern Figures figures[DEVICES];
@@ -97,7 +109,8 @@ extern Figures figures[DEVICES];
 int current_device(void);                           /* -1 without a context */
 uint64_t used_before_context(int device);           /* on the device, by all processes; UINT64_MAX if unknown */
 void context_made(int device, CUcontext context, int is_primary, uint64_t used_before);
-int sample(int device);                             /* asks the driver; 0 if that fails. pre: device is current */
+void context_ended(int device, CUcontext context);
+int sample(int device);                             /* asks the driver; 0 if that fails */
 void after_load(void);
 void note_launch(CUfunction function);
 uint64_t pool_reserved(int device);                 /* by the device's default pool */
@@ -120,7 +133,8 @@ CUresult serve_free_async(const Entry* entry, CUstream stream);
 int serve_give_back(int device);
 void note_stream(CUstream stream, int is_new);
 void note_thread_streams(void);
-void serving_end(void);             /* in a forked process */
+void serving_end(int device);       /* the driver serves its requests from now on */
+void serving_in_child(void);
 
 /* --- finding --- */
 

@@ -24,15 +24,17 @@ EXPORT int allotment_preload_overview(int device, Overview* overview) {
     REAL(cuMemGetInfo_v2)(&free_bytes, &total_bytes);
     T_cuDeviceGetGraphMemAttribute graphs = REAL(cuDeviceGetGraphMemAttribute);
     if (!graphs || graphs(device, GRAPH_RESERVED, &overview->graphs) != SUCCESS) overview->graphs = 0;
-    uint64_t reserved = pool_reserved(device), pooled = ledger_pooled(device);
+    Standing standing;
+    ledger_standing(device, &standing);
+    uint64_t reserved = pool_reserved(device);
     REAL(cuCtxPopCurrent_v2)(&popped);
     overview->context = atomic_load(&own->context);
     overview->modules = atomic_load(&own->modules);
     overview->others = atomic_load(&own->others);
-    overview->held = ledger_held(device);
-    overview->pool_kept = reserved > pooled ? reserved - pooled : 0;
+    overview->held = standing.held;
+    overview->pool_kept = reserved > standing.pooled ? reserved - standing.pooled : 0;
     overview->used = total_bytes - free_bytes;
-    overview->is_measured = (uint64_t)atomic_load(&own->is_measured);
+    overview->is_measured = atomic_load(&own->measured) != NULL;
     return 1;
 }
 

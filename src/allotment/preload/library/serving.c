@@ -13,10 +13,11 @@ Server servers[DEVICES];
 static _Atomic(int (*)(int)) set_up;
 static __thread int inside __attribute__((tls_model("initial-exec")));
 
-static CUstream streams[STREAMS];
+static struct { CUstream stream; int device; } streams[STREAMS];
 static int stream_count, too_many_streams;
 static Spin listing = ATOMIC_FLAG_INIT;
 static atomic_int has_thread_streams;
+static atomic_uint destroyed_busy, waited_for[DEVICES];     /* streams whose work goes on without them */
 
 EXPORT void allotment_preload_set_up_with(int (*function)(int)) { atomic_store(&set_up, function); }
 
@@ -27,28 +28,16 @@ EXPORT void allotment_preload_serve(int device, const allotment_entry_points* co
         atomic_store(&servers[device].tables[tenant], allotment_has(tables[tenant]) ? tables[tenant] : NULL);
 }
 
-void serving_end(void) {
+void serving_end(int device) { atomic_store(&servers[device].state, OFF); }
+
+void serving_in_child(void) {
     atomic_store(&set_up, NULL);
-    for (int device = 0; device < DEVICES; device++) atomic_store(&servers[device].state, OFF);
+    for (int device = 0; device < DEVICES; device++) serving_end(device);
     stream_count = 0;
     atomic_flag_clear(&listing);
 }
 
 /* --- existing streams --- */
-
-void note_stream(CUstream stream, int is_new) {
-    if (options.depth != DEPTH_SERVE) return;
-    spin_lock(&listing);
-    int at = 0;
-    while (at < stream_count && streams[at] != stream) at++;
-    if (is_new && at == stream_count) {
-        if (stream_count < STREAMS) streams[stream_count++] = stream;
-        else too_many_streams = 1;
-    } else if (!is_new && at < stream_count) streams[at] = streams[--stream_count];
-    spin_unlock(&listing);
-}
-
-void note_thread_streams(void) { atomic_store(&has_thread_streams, 1); }
 
 static int is_capturing(CUstream stream) {
     int status = 0;
@@ -60,9 +49,33 @@ static int has_work(CUstream stream) {
     return !is_capturing(stream) && REAL(cuStreamQuery)(stream) == NOT_READY;
 }
 
-/* Orders the reuse of the block after all work submitted to the device. */
+void note_stream(CUstream stream, int is_new) {
+    if (options.depth != DEPTH_SERVE) return;
+    int mode = CAPTURE_RELAXED, device = is_new ? current_device() : -1;
+    T_cuThreadExchangeStreamCaptureMode exchange = REAL(cuThreadExchangeStreamCaptureMode);
+    spin_lock(&listing);
+    int at = 0;
+    while (at < stream_count && streams[at].stream != stream) at++;
+    if (is_new && at < STREAMS) {
+        streams[at].stream = stream;
+        streams[at].device = device;
+        if (at == stream_count) stream_count++;
+    } else if (is_new) too_many_streams = 1;
+    else if (at < stream_count) {
+        if (exchange) exchange(&mode);
+        if (has_work(stream)) atomic_fetch_add(&destroyed_busy, 1);
+        if (exchange) exchange(&mode);
+        streams[at] = streams[--stream_count];
+    }
+    spin_unlock(&listing);
+}
+
+void note_thread_streams(void) { atomic_store(&has_thread_streams, 1); }
+
+/* Orders the reuse of the block after all work submitted to its device. pre: the device's context is current */
 static void order_after_all_work(const allotment_entry_points* table, const Entry* entry) {
     int mode = CAPTURE_RELAXED, count = 0;
+    unsigned int destroyed = atomic_load(&destroyed_busy);
     CUstream busy[BUSY];
     T_cuThreadExchangeStreamCaptureMode exchange = REAL(cuThreadExchangeStreamCaptureMode);
     void* block = (void*)(uintptr_t)entry->key;
@@ -70,11 +83,16 @@ static void order_after_all_work(const allotment_entry_points* table, const Entr
         REAL(cuCtxSynchronize)();
         return;
     }
+    if (destroyed != atomic_load(&waited_for[entry->device])) {
+        if (REAL(cuCtxSynchronize)() == SUCCESS) atomic_store(&waited_for[entry->device], destroyed);
+        return;
+    }
     if (exchange) exchange(&mode);
     if (has_work(NULL)) table->record_stream(table->context, block, NULL);
     spin_lock(&listing);            /* so that no stream is destroyed while it is queried */
     for (int at = 0; at < stream_count && count < BUSY; at++)
-        if ((uint64_t)(uintptr_t)streams[at] != entry->more && has_work(streams[at])) busy[count++] = streams[at];
+        if (streams[at].device == entry->device && (uint64_t)(uintptr_t)streams[at].stream != entry->more
+            && has_work(streams[at].stream)) busy[count++] = streams[at].stream;
     spin_unlock(&listing);
     for (int at = 0; at < count; at++) table->record_stream(table->context, block, busy[at]);
     if (exchange) exchange(&mode);
@@ -158,9 +176,12 @@ static CUresult give_back(const allotment_entry_points* table, const Entry* entr
 
 CUresult serve_free(const Entry* entry) {
     const allotment_entry_points* table = atomic_load(&servers[entry->device].tables[TENANT_OTHER]);
+    CUcontext popped, context = atomic_load(&figures[entry->device].primary);
     inside++;
+    int is_pushed = context && REAL(cuCtxPushCurrent_v2)(context) == SUCCESS;    /* the caller's may be another */
     order_after_all_work(table, entry);
     CUresult result = give_back(table, entry);
+    if (is_pushed) REAL(cuCtxPopCurrent_v2)(&popped);
     inside--;
     return result;
 }

@@ -53,7 +53,8 @@ static void in_parent(void) { ledger_unlock(); }
 static void in_child(void) {
     ledger_empty();
     ledger_unlock();
-    serving_end();
+    callers_in_child();
+    serving_in_child();
     memset(figures, 0, sizeof figures);
 }
 
