@@ -4,6 +4,7 @@ import _weakrefset
 import dis
 import gc
 import inspect
+import random
 import sys
 import threading
 import weakref
@@ -33,7 +34,7 @@ def is_in_finalizer(frame):
 
 
 def interrupted_at(number, operation):
-    """Whether the operation reached this boundary, counted from 0, and was interrupted there."""
+    """Whether the operation reached this boundary, counted from 0, and was interrupted there; how many it reached."""
     seen = 0
     done = False
     left_out = FILES_LEFT_OUT | {each.__code__.co_filename for each in gc.callbacks if hasattr(each, "__code__")}
@@ -76,13 +77,23 @@ def interrupted_at(number, operation):
         assert done
     finally:
         sys.settrace(before)
-    return done
+    return done, seen
 
 
-def sweep(operation, check, most=2000):
-    """Interrupt the operation at each boundary in turn; `check` tries it again, and brings all back to the start."""
+def sweep(operation, check, most=2000, drawn=None):
+    """Interrupt the operation at each boundary in turn, or at `drawn` of them; return how many there are.
+
+    `check` tries it again, and brings all back to the start.
+    """
+    if drawn is not None:
+        _, count = interrupted_at(most, operation)
+        check(False)
+        for number in sorted(random.Random(1).sample(range(count), min(drawn, count))):
+            was_interrupted, _ = interrupted_at(number, operation)
+            check(was_interrupted)
+        return count
     for number in range(most):
-        was_interrupted = interrupted_at(number, operation)
+        was_interrupted, _ = interrupted_at(number, operation)
         check(was_interrupted)
         if not was_interrupted:
             return number

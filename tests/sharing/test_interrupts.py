@@ -13,7 +13,18 @@ from helpers.interrupted import sweep
 from helpers.peer import Peer, descriptors, everything_is_closed, mappings, wait_until
 
 pytestmark = pytest.mark.threads
-SETTINGS = pytest.mark.parametrize("settings", ["", ",expandable_segments:True"], ids=["plain", "expandable"])
+DRAWN = 8  # places in `make test`, always the same; None stands for all
+ALL = pytest.param(None, marks=pytest.mark.slow, id="all")
+PLACES = pytest.mark.parametrize("drawn", [pytest.param(DRAWN, id="drawn"), ALL])
+PLAIN, EXPANDABLE = "", ",expandable_segments:True"
+SETTINGS_AND_PLACES = pytest.mark.parametrize(
+    ("settings", "drawn"),
+    [
+        pytest.param(EXPANDABLE, DRAWN, id="drawn"),
+        pytest.param(PLAIN, None, marks=pytest.mark.slow, id="plain"),
+        pytest.param(EXPANDABLE, None, marks=pytest.mark.slow, id="expandable"),
+    ],
+)
 MIB = 1 << 20
 
 
@@ -25,8 +36,10 @@ def shared_blocks(allocator, count):
     return blocks, [allocator.share(block, hold=math.inf) for block in blocks]
 
 
-@SETTINGS
-def test_an_opening_that_is_interrupted_anywhere_leaves_nothing_open_and_later_ones_get_their_own_block(settings):
+@SETTINGS_AND_PLACES
+def test_an_opening_that_is_interrupted_anywhere_leaves_nothing_open_and_later_ones_get_their_own_block(
+    settings, drawn
+):
     with Peer() as peer:
         handles = peer.run(
             """
@@ -54,13 +67,13 @@ def test_an_opening_that_is_interrupted_anywhere_leaves_nothing_open_and_later_o
             assert all(now <= then for now, then in zip(open_now(), before, strict=True))
 
         # How many places there are depends on the version of Python: 3.14 has the fewest.
-        assert sweep(lambda: open_shared(handles[1]).close(), check) > 10
+        assert sweep(lambda: open_shared(handles[1]).close(), check, drawn=drawn) > 10
         keeps_the_link.close()
         wait_until(everything_is_closed)
 
 
-@SETTINGS
-def test_an_opening_in_the_owners_process_that_is_interrupted_anywhere_leaves_nothing_open(settings):
+@SETTINGS_AND_PLACES
+def test_an_opening_in_the_owners_process_that_is_interrupted_anywhere_leaves_nothing_open(settings, drawn):
     with Allocator("host", settings="shareable:True" + settings) as allocator:
         blocks, handles = shared_blocks(allocator, 1)
 
@@ -69,12 +82,13 @@ def test_an_opening_in_the_owners_process_that_is_interrupted_anywhere_leaves_no
                 assert set(bytes(memoryview(opened))) == {1}
             wait_until(lambda: [entry.leases for entry in owner._owner.entries.values()] == [0])
 
-        sweep(lambda: open_shared(handles[0]).close(), check)
+        sweep(lambda: open_shared(handles[0]).close(), check, drawn=drawn)
         handles[0].close()
         blocks.clear()
 
 
-def test_opening_what_pytorch_shared_and_being_interrupted_anywhere_leaves_nothing_mapped():
+@PLACES
+def test_opening_what_pytorch_shared_and_being_interrupted_anywhere_leaves_nothing_mapped(drawn):
     with Peer() as peer:
         offset, handle, size = peer.run(
             """
@@ -93,10 +107,11 @@ def test_opening_what_pytorch_shared_and_being_interrupted_anywhere_leaves_nothi
             # The thread that does the step may still be at it when the interrupt has ended the wait for it.
             wait_until(lambda: everything_is_closed() and descriptors() <= before)
 
-        sweep(lambda: open_shared_torch(handle, offset, size, device=device).close(), check)
+        sweep(lambda: open_shared_torch(handle, offset, size, device=device).close(), check, drawn=drawn)
 
 
-def test_sending_a_block_on_and_being_interrupted_anywhere_leaves_the_link_in_order():
+@PLACES
+def test_sending_a_block_on_and_being_interrupted_anywhere_leaves_the_link_in_order(drawn):
     with Peer() as peer:
         handles = peer.run(
             """
@@ -116,6 +131,6 @@ def test_sending_a_block_on_and_being_interrupted_anywhere_leaves_the_link_in_or
             with open_shared(handles[1]) as other:
                 assert set(bytes(memoryview(other))) == {2}
 
-        sweep(send, check)
+        sweep(send, check, drawn=drawn)
         received.close()
         wait_until(everything_is_closed)
