@@ -13,8 +13,10 @@ import torch
 from allotment import _logs as logs
 from allotment.errors import RequestError
 from allotment.torch._deep.building import (
+    TORCH_ALLOCATOR,
     CannotBuild,
     Library,
+    Program,
     TorchFacts,
     is_proven,
     library,
@@ -57,46 +59,38 @@ def load(*, insist: bool) -> Any:
         from allotment.torch._deep import interface
     except ImportError as error:
         raise CannotBuild(f"deep mode needs Linux and a complete build of Allotment ({error})") from error
-    built, opened = _open_packaged(here, interface.address()) or _open_compiled(here, interface.address())
+    table = ctypes.c_void_p(interface.address())
+    built, opened = open_library(
+        here, TORCH_ALLOCATOR, lambda opened: bool(opened.allotment_torch_allocator_fits(table))
+    )
+    opened.allotment_torch_allocator_install.restype = ctypes.c_char_p
+    opened.allotment_torch_allocator_install.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    opened.allotment_torch_allocator_contexts.restype = ctypes.c_size_t
     if not insist and not is_proven(here):
         expect_equal(here, built, say_on_standard_error)
     _loaded = opened
     return opened
 
 
-def _open_packaged(here: TorchFacts, table: int) -> tuple[Library, Any] | None:
-    """Return the library that came with the package; None if there is none that can be used here."""
-    packaged = packaged_library(here)
-    if packaged is None:
-        return None
+def open_library(here: TorchFacts, program: Program, fits: Callable[[Any], bool]) -> tuple[Library, Any]:
+    """Load the library that came with the package if it can be used here, else the compiled one. Raises CannotBuild."""
+    packaged = packaged_library(here, program)
+    if packaged is not None:
+        try:
+            opened = ctypes.CDLL(packaged.loadable)
+            if fits(opened):
+                return packaged, opened
+        except (OSError, AttributeError) as error:
+            logs.logger.info(f"the packaged library {packaged.path} cannot be loaded, another one is compiled: {error}")
+        os.close(packaged.descriptor)
+    compiled = library(here, program=program)
     try:
-        opened = _open(packaged)
-    except (OSError, AttributeError) as error:
-        logs.logger.info(f"the packaged library {packaged.path} cannot be loaded, another one is compiled: {error}")
-    else:
-        if opened.allotment_torch_allocator_fits(ctypes.c_void_p(table)):
-            return packaged, opened
-    os.close(packaged.descriptor)
-    return None
-
-
-def _open_compiled(here: TorchFacts, table: int) -> tuple[Library, Any]:
-    compiled = library(here)
-    try:
-        opened = _open(compiled)
+        opened = ctypes.CDLL(compiled.loadable)
+        if fits(opened):
+            return compiled, opened
     except (OSError, AttributeError) as error:
         raise CannotBuild(f"the compiled library {compiled.path} cannot be loaded: {error}; remove it") from error
-    if not opened.allotment_torch_allocator_fits(ctypes.c_void_p(table)):
-        raise CannotBuild(f"the compiled library {compiled.path} is for another version of Allotment; remove it")
-    return compiled, opened
-
-
-def _open(built: Library) -> Any:
-    opened = ctypes.CDLL(built.loadable)
-    opened.allotment_torch_allocator_install.restype = ctypes.c_char_p
-    opened.allotment_torch_allocator_install.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-    opened.allotment_torch_allocator_contexts.restype = ctypes.c_size_t
-    return opened
+    raise CannotBuild(f"the compiled library {compiled.path} is for another version of Allotment; remove it")
 
 
 def put_in_place(tenant_on: Callable[[int], Tenant]) -> None:

@@ -10,14 +10,8 @@ from allotment._allocators.pinned.allocator import PinnedAllocator, refuse_setti
 from allotment._allocators.pinned.points import points_address, points_form
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment.errors import RequestError
-from allotment.torch._deep.building import (
-    TORCH_PINNED_ALLOCATOR,
-    CannotBuild,
-    library,
-    packaged_library,
-    refuse_unknown,
-)
-from allotment.torch._deep.deep import torch_here
+from allotment.torch._deep.building import TORCH_PINNED_ALLOCATOR, CannotBuild, refuse_unknown
+from allotment.torch._deep.deep import open_library, torch_here
 
 Kind = Literal["torch", "tight"]
 
@@ -45,16 +39,12 @@ class PinnedMemory:
         """Make PyTorch use it. Raises CannotBuild."""
         here = torch_here()
         refuse_unknown(here)
-        built = packaged_library(here, TORCH_PINNED_ALLOCATOR) or library(here, program=TORCH_PINNED_ALLOCATOR)
-        try:
-            found = ctypes.CDLL(built.loadable)
-            install = found.allotment_torch_pinned_install
-            fits = found.allotment_torch_pinned_fits
-        except (OSError, AttributeError) as error:
-            raise CannotBuild(f"the compiled library {built.path} cannot be loaded: {error}") from error
         version, size = points_form()
-        if not fits(ctypes.c_uint32(version), ctypes.c_size_t(size)):
-            raise CannotBuild(f"the compiled library {built.path} is for another version; remove it")
+        form = ctypes.c_uint32(version), ctypes.c_size_t(size)
+        _, found = open_library(
+            here, TORCH_PINNED_ALLOCATOR, lambda opened: bool(opened.allotment_torch_pinned_fits(*form))
+        )
+        install = found.allotment_torch_pinned_install
         self._library = found
         install.restype = ctypes.c_char_p
         reason = install(self._make)
