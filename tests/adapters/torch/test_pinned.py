@@ -121,6 +121,77 @@ print(places[0] in [tensor.data_ptr() for tensor in others])
     assert told.split() == ["False", "True", "False"]
 
 
+CAPTURED_ELSEWHERE = """
+torch.cuda.set_device(1)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    target = torch.empty(8, device="cuda")
+    used = torch.ones(8).pin_memory()
+    target.copy_(used, non_blocking=True)
+    place = used.data_ptr()
+    del used
+    again = [torch.ones(8).pin_memory().data_ptr() for _ in range(2)]
+later = [torch.ones(8).pin_memory() for _ in range(20)]
+print(place in again, place in [tensor.data_ptr() for tensor in later])
+"""
+
+
+@pytest.mark.parametrize("kind", ["torch", "tight"])
+def test_nor_is_one_that_a_graph_of_another_device_copies_from(pinned, kind):
+    told = pinned("first = pin(1)" + CAPTURED_ELSEWHERE, kind, FAKE_CUDA_DEVICES="2")
+    assert told.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("kind", ["torch", "tight"])
+def test_graphs_captured_before_end_well(run, kind):
+    told = run("-c", f"""
+import torch, allotment.torch
+allotment.torch.install("deep")
+before, around = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+with torch.cuda.graph(before):
+    torch.empty(8, device="cuda").zero_()
+with torch.cuda.graph(around):
+    torch.empty(8, device="cuda").zero_()
+    allotment.torch.install(pinned={kind!r})
+torch.ones(8).pin_memory()
+after = torch.cuda.CUDAGraph()
+with torch.cuda.graph(after, pool=before.pool()):
+    torch.empty(8, device="cuda").zero_()
+del after, before, around
+print("end")
+""")  # fmt: skip
+    assert told.split() == ["end"]
+
+
+FAILING_FILTER = """
+import ctypes, threading
+ready, told = threading.Event(), threading.Event()
+def work():
+    ready.wait()
+    torch.zeros(1, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        destroyed = ctypes.CDLL("libcuda.so.1").cuStreamDestroy_v2(ctypes.c_void_p(stream.cuda_stream))
+        try:
+            pin(5)
+        except RuntimeError as error:
+            print(destroyed, str(error).splitlines()[0])
+    told.set()
+threading.Thread(target=work, daemon=True).start()
+with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+    torch.empty(8, device="cuda").zero_()
+    ready.set()
+    told.wait(60)
+print(pin(5).numel())
+"""
+
+
+@pytest.mark.parametrize("kind", ["torch", "tight"])
+def test_an_error_of_pytorchs_code_inside_a_request_reaches_the_caller(pinned, kind):
+    told = pinned(FAILING_FILTER, kind)
+    assert told.splitlines() == ["0 CUDA error: failed", "5"]
+
+
 def test_a_block_waits_for_a_stream_of_another_device(pinned):
     told = pinned("""
 tensor = pin(1000).fill_(7)
@@ -163,6 +234,17 @@ print(torch.ones(10).pin_memory().is_pinned(), torch.cuda.host_memory_stats()["a
     said, answers = told.splitlines()
     assert said.startswith("allotment: PyTorch's own allocator stays for pinned memory: ") and "/nowhere/c++" in said
     assert answers.split() == ["True", "64"]
+
+
+def test_a_library_in_the_package_that_cannot_be_loaded_is_compiled_instead(run, tmp_path):
+    told = run("-c", f"""
+from pathlib import Path
+from allotment.torch._deep import building, deep
+building.PACKAGED = Path({str(tmp_path)!r})
+name = building.packaged_name(deep.torch_here(), building.TORCH_PINNED_ALLOCATOR)
+(building.PACKAGED / name).write_bytes(b"for another machine")
+""" + BEGIN.format(kind="tight") + "pin(41 << 20); print(stats()['allocated_bytes.current'] >> 20)")  # fmt: skip
+    assert told.split() == ["41"]
 
 
 def test_it_is_chosen_once(pinned):

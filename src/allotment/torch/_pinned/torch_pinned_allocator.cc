@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -54,7 +55,12 @@ std::string last_error(const allotment_pinned_points* table, int* failure) {
     return text.said();
 }
 
+/* An exception of PyTorch's code that the table called. It must not pass through the table, so it is kept until the
+ * call has returned, and thrown again then. */
+thread_local std::exception_ptr pending_exception;
+
 [[noreturn]] void fail(const allotment_pinned_points* table) {
+    if (pending_exception) std::rethrow_exception(std::exchange(pending_exception, nullptr));
     int failure = 0;
     const std::string words = last_error(table, &failure);
     C10_THROW_ERROR(Error, failure == ALLOTMENT_PINNED_OUT_OF_MEMORY ? "CUDA error: out of memory (" + words + ")" : words);
@@ -66,8 +72,19 @@ void expect(const allotment_pinned_points* table, int ok) {
 
 uint64_t number_of(const void* address) { return reinterpret_cast<uint64_t>(address); }
 
-uint64_t current_stream(int device) {
-    return number_of(c10::cuda::getCurrentCUDAStream(static_cast<DeviceIndex>(device)).stream());
+/* The stream that shows whether the calling thread is in a capture: of the device that is current, whichever it is. */
+uint64_t current_stream(int) {
+    try {
+        return number_of(c10::cuda::getCurrentCUDAStream().stream());
+    } catch (...) {
+        return 0;       /* the default stream, which is never captured */
+    }
+}
+
+bool is_capturing(c10::cuda::CUDAStream stream) {
+    auto status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream.stream(), &status) != cudaSuccess) (void)cudaGetLastError();
+    return status != cudaStreamCaptureStatusNone;
 }
 
 /* --- settings --- */
@@ -120,7 +137,7 @@ class Elsewhere {
         any = true;
     }
 
-    /* Whether the free of this block has to wait; then it is done by a later `poll`. */
+    /* Whether the free of this block has to wait; then it is done by a later `poll`. A capture has no events. */
     bool takes(void* address) {
         if (C10_LIKELY(!any.load(std::memory_order_relaxed))) return false;
         std::vector<c10::cuda::CUDAStream> streams;
@@ -134,6 +151,7 @@ class Elsewhere {
         Waiting waiting{address, {}};
         for (const auto& stream : streams) {
             const c10::cuda::CUDAGuard device(stream.device_index());
+            if (is_capturing(stream)) continue;
             cudaEvent_t event = nullptr;
             if (cudaEventCreateWithFlags(&event, cudaEventDisableTiming) != cudaSuccess ||
                 cudaEventRecord(event, stream.stream()) != cudaSuccess) {
@@ -144,6 +162,7 @@ class Elsewhere {
             }
             waiting.events.push_back(event);
         }
+        if (waiting.events.empty()) return false;
         std::lock_guard<std::mutex> guard(mutex);
         queue.push_back(std::move(waiting));
         return true;
@@ -239,7 +258,11 @@ class History {
 
     /* The table's listener. */
     static void note(void* self, int action, uint64_t address, uint64_t size, uint64_t first, uint64_t second) {
-        static_cast<History*>(self)->add(static_cast<TraceEntry::Action>(action), address, size, {first, second});
+        try {
+            static_cast<History*>(self)->add(static_cast<TraceEntry::Action>(action), address, size, {first, second});
+        } catch (...) {
+            /* an entry that is lost is better than a request that fails */
+        }
     }
 
     void add(TraceEntry::Action action, uint64_t address, uint64_t size, MempoolId_t pool) {
@@ -350,7 +373,14 @@ c10::CachingAllocator::DurationStat duration_of(const allotment_pinned_time& tim
 
 using Filter = std::function<bool(c10::Stream)>;
 
-int filter_accepts(void* self, uint64_t) { return (*static_cast<Filter*>(self))(c10::cuda::getCurrentCUDAStream()); }
+int filter_accepts(void* self, uint64_t) {
+    try {
+        return (*static_cast<Filter*>(self))(c10::cuda::getCurrentCUDAStream());
+    } catch (...) {
+        if (!pending_exception) pending_exception = std::current_exception();
+        return 0;
+    }
+}
 
 void filter_drop(void* self) { delete static_cast<Filter*>(self); }
 
@@ -367,6 +397,10 @@ struct PinnedMemory final : at::HostAllocator {
             poll(table);
             address = reinterpret_cast<void*>(table->allocate(table->context, size));
             if (C10_UNLIKELY(address == nullptr)) fail(table);
+            if (C10_UNLIKELY(pending_exception != nullptr)) {
+                table->free(table->context, number_of(address));
+                fail(table);
+            }
         }
         return {address, address, &delete_block, at::Device(at::DeviceType::CPU)};
     }
@@ -405,19 +439,20 @@ struct PinnedMemory final : at::HostAllocator {
             for (void* block : {context, address}) {
                 if (block == nullptr || !table->is_lent(table->context, number_of(block))) continue;
                 const c10::cuda::CUDAStream used(stream);
-                if (C10_UNLIKELY(used.device_index() != table->device)) {
-                    elsewhere.add(block, used);
-                } else {
+                const bool is_elsewhere = used.device_index() != table->device;
+                if (C10_UNLIKELY(is_elsewhere)) elsewhere.add(block, used);
+                /* A capture is the same for streams of every device: the table asks whether the stream is in one. */
+                if (C10_LIKELY(!is_elsewhere) || is_capturing(used)) {
                     expect(table, table->record_stream(table->context, number_of(block), number_of(used.stream())));
                 }
                 return true;
             }
         }
-        return before != nullptr && before->record_event(address, context, stream);
+        return before->record_event(address, context, stream);
     }
 
     void empty_cache() override {
-        if (before != nullptr) before->empty_cache();
+        before->empty_cache();
         const auto* table = made.load(std::memory_order_acquire);
         if (table == nullptr) return;
         poll(table);
@@ -464,14 +499,17 @@ struct PinnedMemory final : at::HostAllocator {
         kept.release();
     }
 
+    /* Captures that began before this allocator was in place have their pool in PyTorch's own. */
     void end_allocate_to_pool(MempoolId_t pool) override {
-        const auto* table = table_made();
-        expect(table, table->end_allocate_to_pool(table->context, pool.first, pool.second));
+        const auto* table = made.load(std::memory_order_acquire);
+        if (table != nullptr && table->end_allocate_to_pool(table->context, pool.first, pool.second)) return;
+        before->end_allocate_to_pool(pool);
     }
 
     void release_pool(MempoolId_t pool) override {
-        const auto* table = table_made();
-        expect(table, table->release_pool(table->context, pool.first, pool.second));
+        const auto* table = made.load(std::memory_order_acquire);
+        if (table != nullptr && table->release_pool(table->context, pool.first, pool.second)) return;
+        before->release_pool(pool);
     }
 
 #if TORCH_RECORDS_PINNED_MEMORY
@@ -497,9 +535,14 @@ struct PinnedMemory final : at::HostAllocator {
                     segment.allocated = allocated;
                     segment.active = active;
                     segment.owner_private_pool_id = {first, second};
-                    static_cast<std::vector<HostSegmentInfo>*>(self)->push_back(std::move(segment));
+                    try {
+                        static_cast<std::vector<HostSegmentInfo>*>(self)->push_back(std::move(segment));
+                    } catch (...) {
+                        if (!pending_exception) pending_exception = std::current_exception();
+                    }
                 },
                 &found));
+            if (pending_exception) fail(table);
         }
         history.complete(found);
         return found;
@@ -567,9 +610,11 @@ __attribute__((visibility("default"))) const char* allotment_torch_pinned_instal
         auto* present = at::getHostAllocator(at::kCUDA);
         if (present == &pinned_memory()) return nullptr;
         before = present;
-        follow_settings();
         at::setHostAllocator(at::kCUDA, &pinned_memory(), 10);
-        if (at::getHostAllocator(at::kCUDA) == &pinned_memory()) return nullptr;
+        if (at::getHostAllocator(at::kCUDA) == &pinned_memory()) {
+            follow_settings();
+            return nullptr;
+        }
         std::strncpy(told, "another allocator of pinned memory is in place", sizeof(told) - 1);
     } catch (const c10::Error& error) {
         std::strncpy(told, error.what_without_backtrace(), sizeof(told) - 1);
