@@ -69,6 +69,8 @@ cdef class Ring:
     cdef list idle              # lanes
     cdef bint closed
 
+    cdef Lane idle_lane(self)           # taken from them; None if there is none
+    cdef int close_idle(self) except -1
     cdef list take(self, size_t count, bytes_t span)
     cdef int give(self, list lanes) except -1
     cdef int close(self) except -1

@@ -458,11 +458,23 @@ cdef class _Worker:
 cdef class Ring:
     """The buffers of an allocator, which its pauses and resumes take in turn."""
 
+    cdef Lane idle_lane(self):
+        try:
+            return self.idle.pop()
+        except IndexError:          # also if another thread took the last one just now
+            return None
+
+    cdef int close_idle(self) except -1:
+        cdef Lane lane = self.idle_lane()
+        if lane is not None:
+            lane.close()
+        return 0
+
     cdef list take(self, size_t count, bytes_t span):
         cdef list taken = []
         cdef Lane lane
         while len(taken) < count:
-            lane = self.idle.pop() if len(self.idle) > 0 else None
+            lane = self.idle_lane()
             if lane is not None and lane.span != span:
                 lane.close()
                 lane = None
@@ -479,13 +491,13 @@ cdef class Ring:
             if not (self.closed or lane.side.lost):
                 self.idle.append(lane)
         while len(self.idle) > <Py_ssize_t> lanes_most:
-            (<Lane> self.idle.pop()).close()
+            self.close_idle()
         return 0
 
     cdef int close(self) except -1:
         self.closed = True
         while self.idle:
-            (<Lane> self.idle.pop()).close()
+            self.close_idle()
         return 0
 
     cdef int run(self, Job* job, object progress) except -1:
@@ -539,8 +551,12 @@ cdef class Ring:
                 _thread.start_new_thread(worker, ())
             except RuntimeError:            # no more threads: those that run do it all
                 break
+            except BaseException as error:  # those that run use `job`, and must end first
+                count_store(&job.stop, 1)
+                failure = error
+                break
             running += 1
-        if running == 0:
+        if running == 0 and failure is None:
             return self.run_here(job, lanes[0], progress)
         while running > 0:
             try:
@@ -549,19 +565,19 @@ cdef class Ring:
                 else:
                     error = done.get(timeout=0.05)
                 running -= 1
-                failure = failure or error
+                failure = error if failure is None else failure
             except Empty:
                 pass
             except BaseException as error:
                 count_store(&job.stop, 1)
-                failure = failure or error
+                failure = error if failure is None else failure
             try:
                 if progress is not None and count_load(&job.stop) == 0 and count_load(&job.done) != told:
                     told = count_load(&job.done)
                     progress(told, job.total)
             except BaseException as error:
                 count_store(&job.stop, 1)
-                failure = failure or error
+                failure = error if failure is None else failure
         if failure is not None:
             raise failure
         return 0
