@@ -1,6 +1,4 @@
 cimport cython
-from cpython.buffer cimport PyBUF_READ
-from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
@@ -119,15 +117,15 @@ cdef class Contents:
         return count
 
     cdef object view(self, address_t address, bytes_t size):
+        cdef HostCopy memory = self.memory      # once: another thread may give it back
         cdef size_t i
-        if self.memory is None:
+        if memory is None:
             return None
         for i in range(self.count):
             if address - self.runs[i].address < self.runs[i].size:
                 if size > self.runs[i].size - (address - self.runs[i].address):
                     return None
-                return PyMemoryView_FromMemory(
-                    self.memory.start + self.runs[i].offset + (address - self.runs[i].address), size, PyBUF_READ)
+                return memory.view(self.runs[i].offset + (address - self.runs[i].address), size)
         return None
 
     cdef int drop(self, Ring ring) except -1:

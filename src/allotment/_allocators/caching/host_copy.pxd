@@ -11,9 +11,11 @@ cdef class HostCopy:
     cdef object device          # that pinned it; None
     cdef char* start            # of `size` bytes, where a large page begins
     cdef bytes_t size
+    cdef bytes_t skipped        # of `pages`, before `start`
 
     cdef bint pin(self, object device) except -1        # False if the device pins no memory that is there already
     cdef bint fits(self, bytes_t size) noexcept         # exactly enough, but for a hundredth
+    cdef object view(self, bytes_t offset, bytes_t size)    # read-only, and valid as long as it exists
     cdef int close(self) except -1                      # nothing may use it any more
 
 cdef HostCopy host_copy(bytes_t size)                   # raises MemoryError

@@ -30,14 +30,22 @@ cdef class HostCopy:
     cdef bint fits(self, bytes_t size) noexcept:
         return size <= self.size <= size + size // 100 + LARGE_PAGE
 
+    cdef object view(self, bytes_t offset, bytes_t size):
+        cdef object pages = self.pages
+        if pages is None:
+            return None
+        offset += self.skipped
+        return memoryview(pages)[offset:offset + size].toreadonly()
+
     cdef int close(self) except -1:
         if self.device is not None:
             with suppress(DeviceError):
                 self.device.unregister_host(<address_t> <uintptr_t> self.start)
             self.device = None
-        if self.pages is not None:
-            self.pages.close()
-            self.pages = None
+        pages, self.pages = self.pages, None
+        if pages is not None:
+            with suppress(BufferError):     # a view that somebody still holds keeps the pages
+                pages.close()
         return 0
 
     def __del__(self):
@@ -60,9 +68,9 @@ cdef HostCopy host_copy(bytes_t size):
     view = copy.pages
     first = <uintptr_t> &view[0]
     copy.start = <char*> ((first + LARGE_PAGE - 1) // LARGE_PAGE * LARGE_PAGE)
+    copy.skipped = <uintptr_t> copy.start - first
     # Whole large pages alone: the last one would take up to 2 MiB for nothing.
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= LARGE_PAGE:
         with suppress(OSError):         # a system without large pages
-            copy.pages.madvise(
-                mmap.MADV_HUGEPAGE, <uintptr_t> copy.start - first, size // LARGE_PAGE * LARGE_PAGE)
+            copy.pages.madvise(mmap.MADV_HUGEPAGE, copy.skipped, size // LARGE_PAGE * LARGE_PAGE)
     return copy

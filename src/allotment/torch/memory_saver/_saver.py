@@ -139,8 +139,8 @@ class TorchMemorySaver:
         """What the host has of the contents of a tensor, as a tensor there; None if it has nothing.
 
         It has them while the tensor sleeps, and with `retain_cpu_backup` from then on, as they were at the last pause.
-        `zero_copy` gives a view of the copy itself, which must not be used after the copy is gone. Raises RequestError
-        for a tensor that is not on a GPU, or not contiguous.
+        `zero_copy` gives a view of the copy itself, whose bytes are arbitrary after the next pause or resume, and which
+        keeps the copy's pages. Raises RequestError for a tensor that is not on a GPU, or not contiguous.
         """
         self._ensure_initialized()
         if not x.is_cuda or not x.is_contiguous():
@@ -155,6 +155,7 @@ class TorchMemorySaver:
             if view is not None:
                 # Without a copy of the view's flag that it is read-only, of which PyTorch would warn.
                 flat = (ctypes.c_uint8 * x.nbytes).from_address(np.frombuffer(view, np.uint8).ctypes.data)
+                flat.view = view  # type: ignore[attr-defined]  # keeps the pages while the tensor exists
                 found = torch.frombuffer(flat, dtype=torch.uint8).view(x.dtype).view(x.shape)
                 return found if zero_copy else found.clone()
         return None
