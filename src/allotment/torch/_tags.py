@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from allotment._allocators.caching.tags import name_of_tag_pool
 from allotment._allocators.current import current_caching
 from allotment.errors import PoolError, RequestError
 
@@ -53,9 +52,13 @@ def _tags_of(what: Any) -> list[tuple[Allocator, str]]:
             raise PoolError(f"nothing on any GPU was allocated in the tag {what!r}")
         return tagged
     tags: dict[tuple[int, str], tuple[Allocator, str]] = {}
+    places: dict[int, list[tuple[int, int, str]]] = {}
     for tensor in _tensors_of(what):
         allocator = current_caching(f"cuda:{tensor.get_device()}")
-        tag = _tag_at(allocator, tensor.untyped_storage().data_ptr())
+        if tensor.get_device() not in places:
+            places[tensor.get_device()] = _places_of_tags(allocator)
+        address = tensor.untyped_storage().data_ptr()
+        tag = next((name for start, size, name in places[tensor.get_device()] if 0 <= address - start < size), "")
         if not tag:
             raise RequestError(
                 f"a tensor of shape {tuple(tensor.shape)} is in no tag, so it cannot be paused; create it inside"
@@ -81,8 +84,11 @@ def _tensors_of(what: Any) -> Iterator[torch.Tensor]:
             yield tensor
 
 
-def _tag_at(allocator: Allocator, address: int) -> str:
-    for segment in allocator.history.segments():
-        if 0 <= address - segment["address"] < segment["total_size"]:
-            return name_of_tag_pool(segment["segment_pool_id"])
-    return ""
+def _places_of_tags(allocator: Allocator) -> list[tuple[int, int, str]]:
+    """Address, size and tag of each segment that sleeps with a tag."""
+    names = {pool: name for name in allocator.sleep.tags() for pool in allocator.sleep.pools_of(name)}
+    return [
+        (segment["address"], segment["total_size"], names[segment["segment_pool_id"]])
+        for segment in allocator.history.segments()
+        if segment["segment_pool_id"] in names
+    ]

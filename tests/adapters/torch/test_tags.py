@@ -48,6 +48,18 @@ def stand(monkeypatch):
     return found
 
 
+def test_a_tensor_in_a_pool_that_sleeps_with_a_tag_is_paused_with_the_tag(stand):
+    alloc = stand.allocators[0]
+    with allotment.tag("torch graphs"), alloc.pool() as pool:
+        static = Tensor(alloc, MIB)
+    assert stand.tags.pause(static) > 0
+    assert alloc.paused() == {"torch graphs"}
+    stand.tags.resume([static])
+    assert alloc.paused() == set()
+    alloc.free(static.address)
+    pool.close()
+
+
 def test_a_module_sleeps_with_its_parameters_and_buffers(stand):
     alloc = stand.allocators[0]
     with allotment.tag("torch model"):

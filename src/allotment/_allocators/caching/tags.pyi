@@ -30,9 +30,6 @@ class tag:
     def _enter_everywhere(self) -> None:
         """Put every thread that is in no tag, now and later, into this one, for the rest of the process."""
 
-def name_of_tag_pool(pool: PoolId) -> str:
-    """Return the name of the tag whose pool has this id; "" if the pool is not a tag's."""
-
 def pool_of_tag_named(name: str) -> PoolId:
     """The id of the pool that a tag has on each allocator. Raises PoolError if there is no such tag."""
 

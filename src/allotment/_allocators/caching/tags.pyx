@@ -127,13 +127,6 @@ cdef class tag:     # noqa: N801: entered like a function
         return f"<tag {tag_name(self.number)!r}>"
 
 
-def name_of_tag_pool(pool: PoolId) -> str:
-    """Return the name of the tag whose pool has this id; "" if the pool is not a tag's."""
-    first, second = pool
-    number = second - tag_pool_id(0)
-    return tag_name(number) if first == 0 and 0 < number <= TAGS_MOST else ""
-
-
 def pool_of_tag_named(name: str) -> PoolId:
     """The id of the pool that a tag has on each allocator. Raises PoolError if there is no such tag."""
     cdef uint32_t number = tag_number(name, False)
