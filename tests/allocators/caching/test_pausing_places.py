@@ -1,5 +1,6 @@
 """Where the contents of paused memory are meanwhile: on the host, in a file, kept for the next time, or nowhere."""
 
+import ctypes
 import errno
 import gc
 import os
@@ -14,9 +15,11 @@ import pytest
 import allotment
 from allotment._allocators.caching import copying
 from allotment._allocators.current import all_holders
-from allotment.errors import FormatError, PoolError, RequestError, SizeError
+from allotment.devices import HostDevice
+from allotment.errors import FormatError, PausedError, PoolError, RequestError, SizeError
 from helpers.child import output_of
 from helpers.engine import MIB, reserved
+from helpers.relay_device import RelayDevice
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="files without names are Linux's")
 KIB = 1 << 10
@@ -168,6 +171,96 @@ def test_ctrl_c_during_a_long_copy_ends_it_and_the_tag_is_whole():
     assert output_of(textwrap.dedent(program)) == "interrupted []\ninterrupted ['w']\nTrue 1\n"
 
 
+@pytest.mark.threads
+@LINUX
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError", "RuntimeError"])
+@pytest.mark.parametrize("started", [0, 1])
+def test_a_thread_that_cannot_be_started_is_waited_for_by_nobody_and_those_that_run_are(error, started):
+    program = f"""
+        import _thread, threading
+        import allotment
+        from allotment._allocators.caching import copying
+
+        copying.choose(lanes=2, span=4096)
+        alloc = allotment.Allocator("host")
+        with allotment.tag("w"):
+            array = alloc.full(16 << 20, 7, "uint8")
+        start, may_run, counts = _thread.start_new_thread, threading.Event(), []
+
+        def begin(work, arguments):
+            counts.append(None)
+            if len(counts) > {started}:
+                may_run.set()
+                raise {error}("refused")
+            return start(lambda: may_run.wait() and work(), arguments)
+
+        for operation in (alloc.pause, alloc.resume):
+            counts.clear(), may_run.clear()
+            _thread.start_new_thread = begin
+            try:
+                operation("w")
+            except {error} as caught:
+                print(caught, sorted(alloc.paused()))
+            _thread.start_new_thread = start
+            alloc.inspection.check_invariants()
+            operation("w")
+        print((array == 7).all())
+    """
+    whole = "" if error == "RuntimeError" else "refused []\nrefused ['w']\n"
+    assert output_of(textwrap.dedent(program)) == whole + "True\n"
+
+
+class WithWords(RelayDevice):
+    """Is told which memory sleeps, as the host is; `told(method)` is called then."""
+
+    def __init__(self):
+        super().__init__(HostDevice())
+        self.told = lambda method: None
+
+    def copy(self, destination, source, size, destination_device, source_device, stream):
+        ctypes.memmove(destination, source, size)
+
+    def _note_asleep(self, ranges, words):
+        self.told("note")
+
+    def _forget_asleep(self, ranges):
+        self.told("forget")
+
+
+@pytest.mark.parametrize("during", ["a resume", "a pause that fails"])
+def test_nobody_else_can_pause_before_a_tag_is_noted_as_awake(during):
+    with allotment.Allocator(WithWords()) as alloc:
+        with allotment.tag("w"):
+            pool = alloc.pool()
+            blocks = [alloc.malloc(100 * KIB)]
+            with pool:
+                blocks.append(alloc.malloc(100 * KIB))
+        seen = []
+
+        def told(method):
+            seen.append(method)
+            if method == "forget":
+                with pytest.raises(PausedError, match="being paused or resumed"):
+                    alloc.pause("w")
+            elif seen == ["note", "note"] and during != "a resume":
+                raise RuntimeError("refused")
+
+        alloc.device.told = told
+        if during == "a resume":
+            alloc.pause("w", keep_host=True)
+            alloc.resume("w")
+        else:
+            with pytest.raises(RuntimeError, match="refused"):
+                alloc.pause("w", keep_host=True)
+        assert seen.count("forget") == 2
+        assert alloc.paused() == set()
+        alloc.inspection.check_invariants()
+        alloc.device.told = lambda method: None
+        for block in blocks:
+            alloc.free(block)
+        pool.close()
+
+
 # --- the host ---------------------------------------------------------------------------------------------------------
 
 
@@ -253,6 +346,42 @@ def test_kept_pages_go_with_their_tag_and_with_the_allocator(alloc):
     assert alloc.sleep.contents_of(address, 4) is None
 
 
+def test_kept_pages_of_pools_that_are_gone_go_back(alloc):
+    stream = allotment.Stream(alloc)
+    arrays = filled(alloc)
+    for clear in (alloc.empty_cache, lambda: alloc.trim_to(0), alloc.paused, lambda: alloc.pause("w", keep_host=True)):
+        with allotment.tag("w"), allotment.capture(stream) as graph:
+            address = alloc.malloc(3 << 20, stream)
+        alloc.free(address)
+        alloc.pause("w", keep_host=True)
+        alloc.resume("w")
+        assert alloc.sleep.contents_of(address, 100) is not None
+        graph.reset()
+        alloc.empty_cache()
+        clear()
+        assert alloc.sleep.contents_of(address, 100) is None
+    alloc.resume("w")
+    assert are_right(arrays)
+    del arrays
+
+
+@LINUX
+def test_a_view_of_contents_can_be_read_after_they_have_gone_back():
+    program = """
+        import allotment
+
+        alloc = allotment.Allocator("host")
+        with allotment.tag("w"):
+            arrays = [alloc.full(length, 7, "uint8") for length in (10_000, 100 << 20)]
+        alloc.pause("w")
+        views = [alloc.sleep.contents_of(array.ctypes.data, array.nbytes) for array in arrays]
+        alloc.resume("w")
+        print([len(bytes(view)) for view in views])
+        print(all((array == 7).all() for array in arrays))
+    """
+    assert output_of(textwrap.dedent(program)) == f"[10000, {100 << 20}]\nTrue\n"
+
+
 def test_contents_of_memory_that_is_not_asleep_are_not_there(alloc):
     arrays = filled(alloc)
     assert alloc.sleep.contents_of(arrays[0].ctypes.data, 4) is None
@@ -289,6 +418,45 @@ def test_a_limit_on_host_memory_that_is_too_small_says_what_is_needed_before_any
     pause(0, keep="nothing")
     allotment.wake()
     del arrays
+
+
+class Slow(WithWords):
+    """Something else happens while a pause waits for it."""
+
+    meanwhile = None
+
+    def device_synchronize(self):
+        if self.meanwhile is not None:
+            thread = threading.Thread(target=self.meanwhile)
+            self.meanwhile = None
+            thread.start()
+            thread.join()
+
+
+@pytest.mark.threads
+def test_a_limit_on_host_memory_holds_for_what_is_allocated_until_the_tag_is_closed_for_requests():
+    with allotment.Allocator(Slow()) as alloc:
+        blocks = []
+
+        def allocate():
+            with pool:
+                blocks.append(alloc.malloc(100 * KIB))
+
+        with allotment.tag("w"):
+            pool = alloc.pool()
+            blocks.append(alloc.malloc(100 * KIB))
+        allocate()
+        limit = alloc.sleep._bytes_to_keep("w")
+        alloc.device.meanwhile = allocate
+        with pytest.raises(RequestError, match=f"need {limit + 100 * KIB} bytes of the host"):
+            alloc.pause("w", host_limit=limit)
+        assert len(blocks) == 3
+        assert alloc.paused() == set()
+        alloc.pause("w", host_limit=limit + 100 * KIB)
+        alloc.resume("w")
+        for block in blocks:
+            alloc.free(block)
+        pool.close()
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

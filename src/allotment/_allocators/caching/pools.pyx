@@ -147,7 +147,7 @@ cdef class Pools(Part):
         with nogil:
             ok = engine_empty_cache(self.allocator.engine, first, second, context, &failure)
             self.allocator.leave(ok, &failure)
-        if self.allocator.kept:
+        if self.allocator.kept or self.allocator.host_copies:
             Sleep(self.allocator).forget_gone()
 
     def trim_to(self, size: int | str) -> int:
@@ -163,7 +163,7 @@ cdef class Pools(Part):
             ok = engine_trim(self.allocator.engine, keep, context, &failure)
             before -= tally_now(&self.allocator.engine.stats.reserved_bytes)
             self.allocator.leave(ok, &failure)
-        if self.allocator.kept:
+        if self.allocator.kept or self.allocator.host_copies:
             Sleep(self.allocator).forget_gone()
         return max(before, 0)
 

@@ -103,16 +103,15 @@ cdef class Sleep(Part):
         if progress is not None:
             read_callable(progress, "progress")
         owner = tag.name if Limits(self.allocator).is_tenant(tag) else None
-        pools = self.pools_to_pause(tag)
-        keeping.check_host_limit(self.bytes_in_use(pools))
-        return self.pause_pools(pools, keeping, progress, owner)
+        self.forget_gone()
+        return self.pause_pools(self.pools_to_pause(tag), keeping, progress, owner)
 
     def contents_of(self, address: int, size: int) -> memoryview | None:
         """The contents of paused memory, read-only, as they are kept on the host; None if they are not there.
 
         `address` and `size` are those of a block in use when it was paused, or of a part of one. For memory that is
-        awake again, the contents at the last pause, while `keep_host` keeps the pages. Valid until the next pause or
-        resume.
+        awake again, the contents at the last pause, while `keep_host` keeps the pages. After the next pause or resume
+        its bytes are arbitrary; it keeps the pages until it is gone.
         """
         cdef Contents contents
         cdef address_t start = address
@@ -231,10 +230,11 @@ cdef class Sleep(Part):
         return sorted(mine)
 
     cdef list pools_to_resume(self, object whose):
-        cdef list named = self.pools_named(whose)
+        cdef list named
+        self.forget_gone()
+        named = self.pools_named(whose)
         if named is not None:
             return named
-        self.forget_gone()
         mine, _ = self.pools_of_tenant(whose.name)
         return sorted(
             pool for pool in list(self.allocator.kept)
@@ -263,16 +263,20 @@ cdef class Sleep(Part):
     cdef int forget_gone(self) except -1:
         """Contents of pools that are gone are wanted by nobody. Another one, awake, may have the id by now."""
         cdef EnginePool* pool
-        cdef bint sleeps
-        for first, second in list(self.allocator.kept):
-            self.allocator.enter()
-            pool = pool_find(self.allocator.engine, first, second)
-            sleeps = pool != NULL and pool.sleep != AWAKE
-            engine_leave(self.allocator.engine)
-            if not sleeps:
-                self.allocator.kept.pop((first, second), None)
-                self.allocator.paused_for.pop((first, second), None)
-                self.allocator.host_copies.pop((first, second), None)
+        cdef bint collects
+        cdef list gone = []     # released outside of the engine
+        for key in {*self.allocator.kept, *self.allocator.host_copies}:
+            first, second = key
+            collects = self.allocator.enter_making_objects()
+            try:
+                pool = pool_find(self.allocator.engine, first, second)
+                if pool == NULL or pool.sleep == AWAKE:
+                    gone.append(self.allocator.kept.pop(key, None))
+                    self.allocator.paused_for.pop(key, None)
+                if pool == NULL:
+                    gone.append(self.allocator.host_copies.pop(key, None))
+            finally:
+                self.allocator.leave_making_objects(collects)
         return 0
 
     def tags(self) -> dict[str, dict[str, int]]:
@@ -375,6 +379,7 @@ cdef class Sleep(Part):
                 self.begin_pause(first, second, keeping, begun)
             for pausing in begun:
                 total += pausing.contents.total
+            keeping.check_host_limit(total)
             for pausing in begun:
                 if pausing.moving:
                     self.save(pausing, keeping, part_of(progress, done, total))
@@ -434,8 +439,8 @@ cdef class Sleep(Part):
 
     cdef int note_paused(self, Pausing pausing, object keeping, object owner) except -1:
         pausing.ranges = self.ranges_of(pausing.first, pausing.second)
-        self.note_asleep(pausing.ranges, self.words_of_pool(pausing.first, pausing.second))
         pausing.noted = True
+        self.note_asleep(pausing.ranges, self.words_of_pool(pausing.first, pausing.second))
         if owner is not None:
             self.allocator.paused_for[pausing.key] = owner
         self.allocator.kept[pausing.key] = None if keeping.keep == "nothing" else pausing.contents
@@ -444,23 +449,29 @@ cdef class Sleep(Part):
         return 0
 
     cdef int undo_pauses(self, list begun) except -1:
+        cdef object failure = None
         cdef Pausing pausing
         cdef EnginePool* pool
-        cdef Failure failure
-        self.enter_to_end()
+        cdef Failure unused
         for pausing in begun:
-            if pausing.moving:
-                pool = self.found(pausing.first, pausing.second, &failure)
-                pause_undo(self.allocator.engine, pool)
-        engine_leave(self.allocator.engine)
-        for pausing in begun:
-            if pausing.moving:
+            try:
                 if pausing.noted:
                     self.allocator.paused_for.pop(pausing.key, None)
                     self.allocator.kept.pop(pausing.key, None)
                     self.forget_asleep(pausing.ranges)
-                pausing.contents.drop(None)
-                self.has_woken(pausing.first, pausing.second, True)
+                if pausing.moving:
+                    pausing.contents.drop(None)
+                    self.has_woken(pausing.first, pausing.second, True)
+            except BaseException as error:
+                failure = failure or error
+        self.enter_to_end()     # last: from here on, another thread may pause it
+        for pausing in begun:
+            if pausing.moving:
+                pool = self.found(pausing.first, pausing.second, &unused)
+                pause_undo(self.allocator.engine, pool)
+        engine_leave(self.allocator.engine)
+        if failure is not None:
+            raise failure
         return 0
 
     cdef bytes_t end_pause(self, Pausing pausing) except? 0:
@@ -578,23 +589,26 @@ cdef class Sleep(Part):
         cdef EnginePool* pool
         cdef Failure unused
         cdef Waking each
-        self.enter_to_end()
+        for each in waking:
+            try:
+                self.allocator.kept.pop(each.key, None)
+                self.allocator.paused_for.pop(each.key, None)
+                if each.contents is not None and each.contents.keep_host:
+                    self.allocator.host_copies[each.key] = each.contents
+                self.has_woken(each.first, each.second, each.contents is not None)
+                self.forget_asleep(each.ranges)
+            except BaseException as error:      # it is awake, and so are the rest
+                failure = failure or error
+        self.enter_to_end()     # last: from here on, another thread may pause it
         for each in waking:
             pool = self.found(each.first, each.second, &unused)
             resume_end(self.allocator.engine, pool)
         engine_leave(self.allocator.engine)
         for each in waking:
-            self.allocator.kept.pop(each.key, None)
-            self.allocator.paused_for.pop(each.key, None)
-        for each in waking:
             try:
-                self.has_woken(each.first, each.second, each.contents is not None)
-                self.forget_asleep(each.ranges)
-                if each.contents is not None and each.contents.keep_host:
-                    self.allocator.host_copies[each.key] = each.contents
-                elif each.contents is not None:
+                if each.contents is not None and not each.contents.keep_host:
                     each.contents.drop(self.ring())
-            except BaseException as error:      # it is awake, and so are the rest
+            except BaseException as error:
                 failure = failure or error
         if failure is not None:
             raise failure
