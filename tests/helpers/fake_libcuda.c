@@ -128,10 +128,26 @@ static __thread int thread_mode = MODE_GLOBAL;
 
 #define EXPORT __attribute__((visibility("default")))
 #define LOCKED __attribute__((cleanup(unlock))) pthread_mutex_t* held = lock(); (void)held
-#define NEED_CONTEXT if (!is_initialized) return NOT_INITIALIZED; if (depth == 0) return INVALID_CONTEXT; LOCKED
+#define NEED_CONTEXT if (!is_initialized) return NOT_INITIALIZED; if (depth == 0) return INVALID_CONTEXT; LOCKED; \
+    if (is_refused()) return refusal
 
 static pthread_mutex_t* lock(void) { pthread_mutex_lock(&mutex); return &mutex; }
 static void unlock(pthread_mutex_t** held) { pthread_mutex_unlock(*held); }
+
+/* Of the calls from now on, `times` are refused from the one with this number on (from 0). Returns how many there were
+ * since this was called before. */
+static long calls_made, first_refused, times_refused;
+static CUresult refusal;
+EXPORT long fake_refuse(long number, long times, CUresult answer) {
+    LOCKED;
+    long made = calls_made;
+    calls_made = 0; first_refused = number; times_refused = times; refusal = answer;
+    return made;
+}
+static int is_refused(void) {
+    long number = calls_made++;
+    return number >= first_refused && number - first_refused < times_refused;
+}
 
 static long setting(const char* name, long otherwise) {
     const char* text = getenv(name);

@@ -180,6 +180,99 @@ for block in blocks:
     assert done.stdout == "{0}\n{1}\n{2}\n", done.stderr
 
 
+SWEEP = """
+import ctypes, itertools, sys
+import allotment
+from allotment._allocators.caching import copying
+from allotment.errors import AllotmentError
+
+settings, step = sys.argv[1], int(sys.argv[2])
+driver = ctypes.CDLL("libcuda.so.1")
+copying.choose(lanes=1, span=256 << 10)     # one thread: the calls come in the same order each time
+allocator = allotment.Allocator("cuda:0", settings=settings)
+stream = allotment.Stream(allocator)
+with allotment.tag("model"):
+    pool = allocator.pool()
+    blocks = {allocator.malloc(size): size for size in (600 << 10, 700)}
+    with pool:
+        blocks[allocator.malloc(300 << 10)] = 300 << 10
+
+def contents():
+    for block, size in blocks.items():
+        back = bytearray(size)
+        allocator.copy(back, block, size, stream)
+        stream.synchronize()
+        yield bytes(back)
+
+def is_asleep():
+    "Wholly, or wholly awake with its contents."
+    allocator.inspection.check_invariants()
+    if allocator.paused():
+        return True
+    assert allocator.sleep.tags()["model"]["paused"] == 0
+    assert keep == "nothing" or list(contents()) == written
+    return False
+
+def refuse(number=0, times=0, answer=0):
+    "Refuse calls from now on; gives how many were made since the last time."
+    return driver.fake_refuse(ctypes.c_long(number), ctypes.c_long(times), answer)
+
+written = []
+for number, (block, size) in enumerate(blocks.items()):
+    written.append((bytes(range(number, number + 251)) * (size // 251 + 1))[:size])
+    allocator.copy(block, written[-1], size, stream)
+    stream.synchronize()
+cases = 0
+for options in ({}, {"keep_host": True}, {"keep": "file"}, {"keep": "nothing"}):
+    keep = options.get("keep")
+    pause, resume = (lambda: allocator.pause("model", **options)), (lambda: allocator.resume("model"))
+    for act, after in ((pause, resume), (resume, pause)):
+        if act is resume:
+            pause()
+        refuse()
+        act()
+        calls = refuse()
+        after()
+        for number, times, answer in itertools.product(range(0, calls, step), (1, 1 << 60), (2, 999)):
+            refuse(number, times, answer)
+            try:
+                act()
+                done = True
+            except AllotmentError:
+                done = False
+            refuse()
+            assert is_asleep() or act is resume or not done, (options, number, times, answer)
+            assert act is pause or is_asleep() == (not done), (options, number, times, answer)
+            act()                           # from the start, or what was refused
+            assert is_asleep() == (act is pause)
+            if act is pause:
+                assert allocator.stats()["reserved_bytes.all.current"] == 0
+            after()
+            cases += 1
+        if act is resume:
+            resume()
+for block in blocks:
+    allocator.free(block)
+pool.close()
+stream.destroy()
+allocator.close()
+print(cases > 300 // step)
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [
+        ("placement:dense", 7),
+        *(pytest.param(settings, 1, marks=pytest.mark.slow) for settings in ("", "expandable_segments:True")),
+        pytest.param("placement:dense", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_whichever_call_of_the_driver_fails_a_tag_is_wholly_asleep_or_awake(driver, settings, step):
+    done = run(driver, "-c", SWEEP, settings, str(step))
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_what_pytorch_asks_for_before_the_first_use_holds_for_each_device(driver):
     body = (
         "import sys, warnings\n"
