@@ -305,11 +305,10 @@ def variants(size: int) -> Iterator[dict[str, Any]]:
     copying.choose()
 
 
-def many_cycles(times: int, size: int) -> dict[str, Any]:
+def many_cycles(times: int, size: int, folder: str) -> dict[str, Any]:
     """Contents compared after each cycle, each place in turn; nothing may drift."""
     allocator = allotment.Allocator("cuda:0")
     weights = Weights(allocator, size)
-    folder = tempfile.gettempdir()
     places = [{}, {"keep_host": True}, {"keep": "file", "folder": folder}]
     free, host, wrong = [], [], 0
     begin = time.perf_counter()
@@ -467,10 +466,14 @@ def in_a_process(report: Report, name: str, size: int, place: str, cycles: int, 
     slow = 1.5e9 if place in ("file", "disk") else 10e9
     if not report.has_time(4 + 2 * cycles * size / slow, f"{name} {place} {size / GIB} GiB"):
         return
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", json.dumps([name, size, place, cycles, folder])],
-        capture_output=True, text=True, timeout=max(report.end - time.monotonic(), 1) + 30,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", json.dumps([name, size, place, cycles, folder])],
+            capture_output=True, text=True, timeout=max(report.end - time.monotonic(), 1) + 30,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        report.add({name: place, "GiB": size / GIB, "failed": str(error)[-300:]})
+        return
     if done.returncode != 0:
         report.add({name: place, "GiB": size / GIB, "failed": done.stderr[-1500:]})
     else:
@@ -528,7 +531,7 @@ def main() -> None:
             if not report.has_time(2, "further variants"):
                 break
     if "cycles" in given.parts:
-        report.add(many_cycles(given.cycles, int(min(min(given.sizes) * GIB, 128 * MIB))))
+        report.add(many_cycles(given.cycles, int(min(min(given.sizes) * GIB, 128 * MIB)), given.folder))
     if "torch" in given.parts:
         report.add({"torch": with_torch()})
         report.add({"training": training_with_torch()})
