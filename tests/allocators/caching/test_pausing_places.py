@@ -459,6 +459,21 @@ def test_a_limit_on_host_memory_holds_for_what_is_allocated_until_the_tag_is_clo
         pool.close()
 
 
+@pytest.mark.parametrize("keep", ["host", "file", "nothing"])
+def test_what_sleeps_already_is_not_paused_in_another_way(alloc, keep):
+    arrays = filled(alloc)
+    alloc.pause("w", keep=keep)
+    for other in {"host", "file", "nothing"} - {keep}:
+        with pytest.raises(PausedError, match=f"tag 'w' is paused already, with keep='{keep}'.*keep='{other}'"):
+            alloc.pause("w", keep=other)
+        assert alloc.paused() == {"w"}
+    assert alloc.pause("w", keep=keep) == 0
+    alloc.resume("w")
+    assert keep == "nothing" or are_right(arrays)
+    alloc.inspection.check_invariants()
+    del arrays
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 

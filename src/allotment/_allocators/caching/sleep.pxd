@@ -39,6 +39,7 @@ cdef class Sleep(Part):
     cdef bytes_t pause_pools(self, list pools, object keeping, object progress, object owner) except? 0
     # Each pool begins, its contents are saved, and only when that is done for all of them memory is released.
     cdef int begin_pause(self, uint64_t first, uint64_t second, object keeping, list begun) except -1
+    cdef int check_keep(self, list begun, object keeping) except -1
     cdef int save(self, Pausing pausing, object keeping, object progress) except -1
     cdef int note_paused(self, Pausing pausing, object keeping, object owner) except -1
     cdef int undo_pauses(self, list begun) except -1

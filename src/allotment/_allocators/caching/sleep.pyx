@@ -379,6 +379,7 @@ cdef class Sleep(Part):
                 self.begin_pause(first, second, keeping, begun)
             for pausing in begun:
                 total += pausing.contents.total
+            self.check_keep(begun, keeping)
             keeping.check_host_limit(total)
             for pausing in begun:
                 if pausing.moving:
@@ -424,6 +425,23 @@ cdef class Sleep(Part):
                 pausing.contents.plan(self.allocator.device, &extents)
         finally:
             free(extents.extents)
+        return 0
+
+    cdef int check_keep(self, list begun, object keeping) except -1:
+        """Raise PausedError if all of them sleep already and one is kept elsewhere than the caller asks for now."""
+        cdef Pausing pausing
+        for pausing in begun:
+            if pausing.moving:
+                return 0
+        for pausing in begun:
+            kept = self.allocator.kept.get(pausing.key, pausing)
+            if kept is pausing:         # another thread wakes it
+                continue
+            keep = "nothing" if kept is None else "file" if (<Contents> kept).file is not None else "host"
+            if keep != keeping.keep:
+                raise PausedError(
+                    f"{self.words_of_pool(pausing.first, pausing.second)} is paused already, with keep={keep!r}, and "
+                    f"stays so; resume it before you pause it with keep={keeping.keep!r}")
         return 0
 
     cdef int save(self, Pausing pausing, object keeping, object progress) except -1:
