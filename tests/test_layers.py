@@ -64,6 +64,11 @@ def label(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
+def filled(modules: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The files with at least one such module."""
+    return {path: names for path, names in modules.items() if names}
+
+
 def test_every_part_of_the_package_has_its_line_and_every_line_its_part() -> None:
     parts = {path.relative_to(PACKAGE).parts[0].split(".")[0] for path in SOURCES} - THE_PACKAGE_ITSELF
     assert set(PACKAGE_HEIGHTS) == parts
@@ -81,31 +86,38 @@ def test_the_folders_of_the_core_are_its_headings_in_order() -> None:
     assert [name for at, name in enumerate(in_order) if name != (in_order[at - 1] if at else None)] == CORE_FOLDERS
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.parent != PACKAGE or path.stem[0] != "_"], ids=label)
-def test_a_file_imports_only_from_layers_below_its_own(path: Path) -> None:
-    own = PACKAGE_HEIGHTS[path.relative_to(PACKAGE).parts[0].split(".")[0]]
-    running = imports_of(path) - places_of_types_alone(path)
-    assert "allotment" not in running, "the package's front door is above all of it"
-    above = {module for module in running if PACKAGE_HEIGHTS[layer_of(module)] > own}
-    assert not above
+def test_a_file_imports_only_from_layers_below_its_own() -> None:
+    above = {}
+    for path in SOURCES:
+        if path.parent == PACKAGE and path.stem in THE_PACKAGE_ITSELF:
+            continue
+        own = PACKAGE_HEIGHTS[path.relative_to(PACKAGE).parts[0].split(".")[0]]
+        running = imports_of(path) - places_of_types_alone(path)
+        assert "allotment" not in running, f"{label(path)}: the package's front door is above all of it"
+        above[label(path)] = {module for module in running if PACKAGE_HEIGHTS[layer_of(module)] > own}
+    assert not filled(above)
 
 
-@pytest.mark.parametrize("path", CORE_SOURCES, ids=label)
-def test_a_file_of_the_core_imports_only_what_stands_below_it(path: Path) -> None:
-    own = CORE_HEIGHTS[path.stem]
-    known = {module.rpartition(".")[2] for module in imports_of(path) if module.startswith("allotment._core.")}
-    assert not {name for name in known if CORE_HEIGHTS[name] > own}
+def test_a_file_of_the_core_imports_only_what_stands_below_it() -> None:
+    above = {}
+    for path in CORE_SOURCES:
+        known = {module.rpartition(".")[2] for module in imports_of(path) if module.startswith("allotment._core.")}
+        above[label(path)] = {name for name in known if CORE_HEIGHTS[name] > CORE_HEIGHTS[path.stem]}
+    assert not filled(above)
 
 
-@pytest.mark.parametrize("path", CORE_SOURCES, ids=label)
-def test_the_core_knows_the_errors_and_nothing_else_of_the_package(path: Path) -> None:
-    assert {module for module in imports_of(path) if layer_of(module) != "_core"} <= {"allotment.errors"}
+def test_the_core_knows_the_errors_and_nothing_else_of_the_package() -> None:
+    outside = {label(path): {name for name in imports_of(path) if layer_of(name) != "_core"} for path in CORE_SOURCES}
+    assert not filled({path: modules - {"allotment.errors"} for path, modules in outside.items()})
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.is_relative_to(PACKAGE / "_devices")], ids=label)
-def test_a_device_knows_the_contract_and_the_tools_but_not_the_engine(path: Path) -> None:
-    of_the_core = {module.split(".")[2] for module in imports_of(path) if module.startswith("allotment._core.")}
-    assert of_the_core <= BELOW_THE_ENGINE
+def test_a_device_knows_the_contract_and_the_tools_but_not_the_engine() -> None:
+    known = {}
+    for path in SOURCES:
+        if path.is_relative_to(PACKAGE / "_devices"):
+            of_the_core = {module.split(".")[2] for module in imports_of(path) if module.startswith("allotment._core.")}
+            known[label(path)] = of_the_core - BELOW_THE_ENGINE
+    assert not filled(known)
 
 
 # --- the kinds of allocators ---

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 LINUX_ONLY = ast.literal_eval(
@@ -75,19 +73,21 @@ def test_the_list_of_what_is_linux_alone_is_that_of_the_build():
     assert PORTABLE
 
 
-@pytest.mark.parametrize("path", PORTABLE, ids=module_of)
-def test_what_is_built_everywhere_cimports_nothing_of_linux(path):
-    assert not {module for module in cimported(path) if is_linux_only(module) or module.split(".")[0] == "posix"}
+def test_what_is_built_everywhere_cimports_nothing_of_linux():
+    for path in PORTABLE:
+        of_linux = {name for name in cimported(path) if is_linux_only(name) or name.split(".")[0] == "posix"}
+        assert not of_linux, module_of(path)
 
 
-@pytest.mark.parametrize("path", PORTABLE, ids=module_of)
-def test_what_is_built_everywhere_includes_headers_that_are_there(path):
-    text = path.read_text()
-    assert {name or star for name, star in EXTERN.findall(text)} <= PORTABLE_HEADERS
-    included = set(re.findall(r"#include [<\"]([^>\"]+)", text))
-    assert included <= {header.strip("<>") for header in PORTABLE_HEADERS} | GUARDED
-    if included & GUARDED:
-        assert re.search(r"#if.*(_MSC_VER|_WIN32|__linux__)", text), "a header of one system stands unguarded"
+def test_what_is_built_everywhere_includes_headers_that_are_there():
+    for path in PORTABLE:
+        text = path.read_text()
+        assert {name or star for name, star in EXTERN.findall(text)} <= PORTABLE_HEADERS, module_of(path)
+        included = set(re.findall(r"#include [<\"]([^>\"]+)", text))
+        assert included <= {header.strip("<>") for header in PORTABLE_HEADERS} | GUARDED, module_of(path)
+        if included & GUARDED:
+            unguarded = f"{module_of(path)}: a header of one system stands unguarded"
+            assert re.search(r"#if.*(_MSC_VER|_WIN32|__linux__)", text), unguarded
 
 
 def test_without_what_is_linux_alone_the_rest_can_be_imported_and_used():
