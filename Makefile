@@ -17,6 +17,12 @@ help: ## this list
 demo: $(VENV)/built ## a recorded job that needed too much memory, why, and what would do; then a job that runs here
 	$(BIN)/allotment demo
 
+# Tests start hundreds of interpreters. Where none may write bytecode, each would compile every module it imports.
+ifdef PYTHONDONTWRITEBYTECODE
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
+endif
+
 # A file's tests stay together: what one of them compiles, the others use. tests/conftest.py says which files come first.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/built $(VENV)/tools ## all tests that need no GPU, except the long sweeps
