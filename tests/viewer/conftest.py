@@ -26,7 +26,7 @@ def runs() -> Runs:
     return runs
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def server(runs: Runs) -> Iterator[PageServer]:
     server = PageServer(runs)
     yield server

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from allotment._viewer.runs import Runs
-from allotment._viewer.server import MOST_CONNECTIONS, PageServer, _Handler
+from allotment._viewer.server import LOOPBACK, MOST_CONNECTIONS, PageServer, _Handler, _Server
 from allotment.lab.explain.waste import Waste
 
 PATIENCE = 120
@@ -255,6 +255,18 @@ def test_half_requests_hold_few_threads_and_do_not_keep_the_page_out(server: Pag
     finally:
         for stranger in strangers:
             stranger.close()
+
+
+def test_clients_that_come_at_once_are_let_in_before_the_server_looks() -> None:
+    """The system drops what a full queue cannot take, and the client tries again after seconds: so would the page."""
+    server = _Server((LOOPBACK, 0), _Handler)
+    clients = []
+    try:
+        for _ in range(4 * MOST_CONNECTIONS):
+            clients.append(socket.create_connection(server.server_address, timeout=0.5))
+    finally:
+        for client in (*clients, server.socket):
+            client.close()
 
 
 @pytest.mark.threads

@@ -89,7 +89,7 @@ class PageServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = MOST_CONNECTIONS
+    request_queue_size = socket.SOMAXCONN  # the system makes clients beyond it wait for a second or more
     owner: PageServer
 
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
