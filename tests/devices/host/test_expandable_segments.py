@@ -39,7 +39,7 @@ def test_patterns_survive_growing_unmapping_in_the_middle_and_growing_again() ->
             assert (array_at(address, size) == pattern).all()
             allocator.free(address)
         else:
-            size, pattern = chance.randrange(1, 48 * MIB), chance.randrange(256)
+            size, pattern = chance.randrange(1, 12 * MIB), chance.randrange(256)
             address = allocator.malloc(size)
             array_at(address, size).fill(pattern)
             live[address] = size, pattern
