@@ -205,10 +205,10 @@ class Allocator(AllocatorBase):
         Waits for all work of the device. If it fails, the memory is unchanged, or asleep already; then pausing it again
         pauses the rest. Pausing it a second time does nothing. Raises PoolError if nothing was ever allocated in this
         tag; PausedError if another process has a block of it open, a tenant shares its pages with others, a graph is
-        being captured, or it is being paused or resumed; RequestError if the contents need more than `host_limit`, or
-        `folder` is missing, on memory, too full or not writable; UnsupportedError on devices without virtual memory;
-        DeviceError; OSError if writing the file fails; MemoryError if the host has no room for the contents; and what
-        `progress` raises. Safe to call from several threads.
+        being captured, it is being paused or resumed, or it is paused with another `keep`; RequestError if the contents
+        need more than `host_limit`, or `folder` is missing, on memory, too full or not writable; UnsupportedError on
+        devices without virtual memory; DeviceError; OSError if writing the file fails; MemoryError if the host has no
+        room for the contents; and what `progress` raises. Safe to call from several threads.
         """
     def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
         """Map memory under the paused addresses again, and restore the contents.

@@ -31,8 +31,8 @@ class Sleep(Part):
         """The contents of paused memory, read-only, as they are kept on the host; None if they are not there.
 
         `address` and `size` are those of a block in use when it was paused, or of a part of one. For memory that is
-        awake again, the contents at the last pause, while `keep_host` keeps the pages. Valid until the next pause or
-        resume.
+        awake again, the contents at the last pause, while `keep_host` keeps the pages. After the next pause or resume
+        its bytes are arbitrary; it keeps the pages until it is gone.
         """
     def release_host_copy(self, tag: str | Pool | Tenant) -> int:
         """Give back the host pages that `keep_host` keeps for memory that is awake; gives how many bytes went."""
