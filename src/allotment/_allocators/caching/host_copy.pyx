@@ -38,14 +38,19 @@ cdef class HostCopy:
         return memoryview(pages)[offset:offset + size].toreadonly()
 
     cdef int close(self) except -1:
+        # Without `suppress`: a finalizer may run at the end of the program, when the module's names are gone.
         if self.device is not None:
-            with suppress(DeviceError):
+            try:
                 self.device.unregister_host(<address_t> <uintptr_t> self.start)
+            except DeviceError:
+                pass
             self.device = None
         pages, self.pages = self.pages, None
         if pages is not None:
-            with suppress(BufferError):     # a view that somebody still holds keeps the pages
+            try:
                 pages.close()
+            except BufferError:     # a view that somebody still holds keeps the pages
+                pass
         return 0
 
     def __del__(self):
