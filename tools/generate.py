@@ -74,6 +74,7 @@ def table() -> str:
         "    uint32_t version",
         "    uint32_t capabilities",
         "    device_t device         # index shown in reports and snapshots",
+        "    uint64_t serial         # no two devices of a process have the same one; `self` may get a reused address",
         "    void* self",
         *fields(), "", "",
     ])  # fmt: skip

@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -257,3 +258,21 @@ def test_live_blocks_of_a_pool_may_be_named_by_buffers(alloc):
     with pytest.raises(TypeError):
         alloc.pools.check_live_allocations(pool.id, ["x"])
     alloc.free(address)
+
+
+def test_a_stream_that_was_never_left_is_current_on_no_later_device():
+    def place(enter):
+        made = allotment.Allocator("sim:1GiB")
+        if enter:
+            allotment.Stream(made).__enter__()
+        return block_of(made, made.malloc(SIZE))[1], id(made.device)
+
+    def after_many_devices():  # in a thread, because the entries stay with it
+        left = {place(enter=True)[1] for _ in range(10)}
+        later = [place(enter=False) for _ in range(10)]
+        return [stream for stream, device in later if device in left]
+
+    with ThreadPoolExecutor(1) as thread:
+        streams = thread.submit(after_many_devices).result()
+    assert streams  # of devices at the address of an earlier one
+    assert set(streams) == {0}

@@ -273,7 +273,7 @@ cdef class AllocatorBase:
 
     cdef stream_t stream_asked(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         if stream is None:
-            return stream_in_use(self.device.table.self) if self.device is not None else 0
+            return stream_in_use(self.device.table.serial) if self.device is not None else 0
         return self.stream_handle(stream)
 
     # --- figures ---

@@ -120,11 +120,11 @@ cdef class Stream:
         entered = <CurrentStream*> malloc(sizeof(CurrentStream))
         if entered == NULL:
             raise MemoryError("the host has no memory to record the current stream")
-        current_enter(entered, self.device.table.self, self.handle)
+        current_enter(entered, self.device.table.serial, self.handle)
         return self
 
     def __exit__(self, kind, error, traceback):
-        cdef CurrentStream* entered = current_find(self.device.table.self, self.handle)
+        cdef CurrentStream* entered = current_find(self.device.table.serial, self.handle)
         if entered == NULL:
             raise StreamError(f"{self!r} is not current in this thread, so this thread cannot leave it")
         current_leave(entered)

@@ -256,7 +256,7 @@ cdef class Allocator(AllocatorBase):
         if (is_plain_int(size) and int_value(size, &wanted) and wanted > 0 and (wanted >> SIZE_BITS) == 0
                 and self.level == NEVER and no_thread_can_enter(engine)):
             if stream is None:
-                handle = <long long> stream_in_use(engine.table.self)
+                handle = <long long> stream_in_use(engine.table.serial)
             elif not is_plain_int(stream) or not int_value(stream, &handle) or handle < 0:
                 return self.allocate(size, stream, 0, 0)
             block = serve_ordinary(engine, wanted, <stream_t> handle, 0)
@@ -324,7 +324,7 @@ cdef class Allocator(AllocatorBase):
             if wanted == 0:
                 return 0
         if stream is None:
-            handle = <long long> stream_in_use(self.engine.table.self)
+            handle = <long long> stream_in_use(self.engine.table.serial)
         elif not is_plain_int(stream) or not int_value(stream, &handle) or handle < 0:
             handle = <long long> self.stream_handle(stream)
         return self.allocate_read(wanted, <stream_t> handle, thread, tenant)
@@ -504,7 +504,7 @@ cdef class Allocator(AllocatorBase):
         cdef CurrentStream current
         if self.engine.impure_routes == 0:
             return self.free_owned(address, NULL)
-        current_enter(&current, self.engine.table.self, stream)
+        current_enter(&current, self.engine.table.serial, stream)
         try:
             return self.free_owned(address, NULL)
         finally:

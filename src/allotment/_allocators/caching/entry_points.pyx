@@ -95,7 +95,7 @@ cdef inline bint take_current(Context* context, CurrentStream* entered) noexcept
     if (context.current == NULL or engine.impure_routes == 0 or not engine.rules.only_captures_defer
             or engine_is_inside(engine)):
         return False
-    current_enter(entered, engine.table.self, context.current(engine.table.device))
+    current_enter(entered, engine.table.serial, context.current(engine.table.device))
     return True
 
 

@@ -387,7 +387,7 @@ cdef class PinnedBlocks:
         """The calling thread's current stream, if it can matter; it has none unless it or a framework said so."""
         if self.framework_stream != NULL:
             return self.framework_stream(self.device.device) if self.routes != NULL else NO_STREAM
-        return current_stream(self.device.self, NO_STREAM)
+        return current_stream(self.device.serial, NO_STREAM)
 
     cdef void keep(self, PinnedBlock* block) noexcept nogil:
         cdef Fault fault

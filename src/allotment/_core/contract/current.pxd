@@ -5,17 +5,19 @@ its caller works. Each thread has one current stream per device: the one that it
 thread has entered none, the request's own stream counts as current; a request without a stream uses the default stream.
 """
 
+from libc.stdint cimport uint64_t
+
 from allotment._core.contract.types cimport stream_t
 
 cdef struct CurrentStream:
-    const void* device          # `self` of its table in the contract
+    uint64_t device             # `serial` of its table in the contract: an entry may outlive the device
     stream_t stream
     CurrentStream* outer        # the previously current stream
 
-cdef void current_enter(CurrentStream* entered, const void* device, stream_t stream) noexcept nogil
+cdef void current_enter(CurrentStream* entered, uint64_t device, stream_t stream) noexcept nogil
 cdef bint current_leave(CurrentStream* entered) noexcept nogil
-cdef CurrentStream* current_find(const void* device, stream_t stream) noexcept nogil
-cdef stream_t current_stream(const void* device, stream_t otherwise) noexcept nogil
+cdef CurrentStream* current_find(uint64_t device, stream_t stream) noexcept nogil
+cdef stream_t current_stream(uint64_t device, stream_t otherwise) noexcept nogil
 
 cdef extern from *:
     """
@@ -37,6 +39,6 @@ cdef extern from *:
 cdef int any_entered
 
 
-cdef inline stream_t stream_in_use(const void* device) noexcept nogil:
+cdef inline stream_t stream_in_use(uint64_t device) noexcept nogil:
     """Return the stream of a request that names none."""
     return current_stream(device, 0) if flag_load(&any_entered) else 0

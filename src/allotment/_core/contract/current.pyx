@@ -1,3 +1,5 @@
+from libc.stdint cimport uint64_t
+
 from allotment._core.contract.current cimport CurrentStream, flag_set
 from allotment._core.contract.types cimport stream_t
 
@@ -14,7 +16,7 @@ cdef extern from *:
 cdef int any_entered = 0
 
 
-cdef void current_enter(CurrentStream* entered, const void* device, stream_t stream) noexcept nogil:
+cdef void current_enter(CurrentStream* entered, uint64_t device, stream_t stream) noexcept nogil:
     """pre: `entered` does not move in memory until the thread leaves it"""
     global innermost
     entered.device = device
@@ -39,7 +41,7 @@ cdef bint current_leave(CurrentStream* entered) noexcept nogil:
     return True
 
 
-cdef CurrentStream* current_find(const void* device, stream_t stream) noexcept nogil:
+cdef CurrentStream* current_find(uint64_t device, stream_t stream) noexcept nogil:
     """Return this thread's innermost entry for the stream, or NULL."""
     cdef CurrentStream* at = <CurrentStream*> innermost
     while at != NULL and (at.device != device or at.stream != stream):
@@ -47,7 +49,7 @@ cdef CurrentStream* current_find(const void* device, stream_t stream) noexcept n
     return at
 
 
-cdef stream_t current_stream(const void* device, stream_t otherwise) noexcept nogil:
+cdef stream_t current_stream(uint64_t device, stream_t otherwise) noexcept nogil:
     cdef CurrentStream* at = <CurrentStream*> innermost
     while at != NULL:
         if at.device == device:

@@ -21,7 +21,7 @@ Only `_core/contract/raising.pyx` turns a status into an exception.
 """
 
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._core.contract.types cimport (
     address_t, bytes_t, capture_t, chunk_t, device_t, event_t, graph_t, node_t, stream_t)
@@ -72,6 +72,7 @@ cdef struct DeviceTable:
     uint32_t version
     uint32_t capabilities
     device_t device         # index shown in reports and snapshots
+    uint64_t serial         # no two devices of a process have the same one; `self` may get a reused address
     void* self
 
     # Plain memory: the only part every device has. `stream` is the stream of the request, for devices that need it.

@@ -5,6 +5,10 @@ from libc.string cimport memset
 
 from allotment._core.contract.table cimport OPERATION_COUNT, TABLE_VERSION, DeviceTable, entry
 
+from itertools import count
+
+cdef object _serials = count(1)
+
 
 cdef class Device:
     """Base of every device: owns one filled-in contract table.
@@ -17,6 +21,7 @@ cdef class Device:
         memset(&self.table, 0, sizeof(DeviceTable))
         self.table.size = sizeof(DeviceTable)
         self.table.version = TABLE_VERSION
+        self.table.serial = next(_serials)
         self.table.self = <void*> self
         self.name = self.family = "device"
 

@@ -211,7 +211,7 @@ cdef bint wait_for_frees(Engine* engine, Pool* pool, uint32_t context, Failure* 
     """Complete the pool's frees, unless the caller is inside a capture. Has an unlocked section."""
     cdef capture_t capture
     cdef bint ok
-    if not capture_of(engine, current_stream(engine.table.self, 0), &capture, failure):
+    if not capture_of(engine, current_stream(engine.table.serial, 0), &capture, failure):
         return False
     if capture != 0:
         failure.reason = FAILED_CHECKPOINT_EVENTS

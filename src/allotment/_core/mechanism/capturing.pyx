@@ -24,7 +24,7 @@ cdef bint inside_capture(Engine* engine, stream_t otherwise, bint* inside, Failu
     inside[0] = not engine.rules.only_captures_defer
     if inside[0] or engine.impure_routes == 0:
         return True
-    if not capture_of(engine, current_stream(engine.table.self, otherwise), &capture, failure):
+    if not capture_of(engine, current_stream(engine.table.serial, otherwise), &capture, failure):
         return False
     inside[0] = capture != 0
     return True

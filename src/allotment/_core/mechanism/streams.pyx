@@ -497,7 +497,7 @@ cdef bint wait_for_everything(Engine* engine) noexcept nogil:
     cdef DeviceTable* table = engine.table
     if not table.capabilities & IS_UNCHECKED or engine.routes != NULL:
         return False
-    if not capture_of(engine, current_stream(table.self, 0), &capture, &failure) or capture != 0:
+    if not capture_of(engine, current_stream(table.serial, 0), &capture, &failure) or capture != 0:
         return False
     unlocked = begin_unlocked(engine)
     status = table.device_synchronize(table.self)
