@@ -300,3 +300,36 @@ def test_a_device_that_another_thread_makes_in_the_middle_of_a_fork_is_there_aft
     """)
         == "0 1\n"
     )
+
+
+@pytest.mark.threads
+def test_a_fork_waits_for_a_thread_that_loads_a_module_of_the_package():
+    script = f"""
+    import logging  # has hooks around a fork: their first half would be missed if they came in the middle of one
+    import os, signal, sys, threading, warnings
+    import allotment
+
+    warnings.simplefilter("ignore", DeprecationWarning)
+    inside, forking = threading.Event(), threading.Event()
+
+    class Slow:
+        def find_spec(self, name, path=None, target=None):
+            if name == "allotment.relief" and not inside.is_set():
+                inside.set()
+                forking.wait()
+
+    sys.meta_path.insert(0, Slow())
+    os.register_at_fork(before=forking.set)  # registered last, so called first
+    signal.alarm({PATIENCE})
+    thread = threading.Thread(target=lambda: __import__("allotment.relief"))
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm({PATIENCE})
+        from allotment import relief
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+    """
+    assert output_of(script) == ""

@@ -8,6 +8,10 @@ The fork acquires the engine's long locks in the same step, because they nest wi
 holds one of these may call an allocator, and a device written in Python runs under its allocator's lock. The fork
 acquires the long locks last and releases them first. It does so in compiled code, where no other thread gets the
 interpreter and could wait for them.
+
+Many names of the package load their module at first use. If another thread does that during a fork, the lock of this
+module stays locked in the child. So a fork also waits until no other thread imports a module of the package, but not
+for ever: what that thread imports may wait for the thread that forks.
 """
 
 from allotment._core.tools.forks cimport give_long_locks, take_long_locks
@@ -15,11 +19,13 @@ from allotment._core.tools.forks cimport give_long_locks, take_long_locks
 import os
 import threading
 import time
+from importlib import _bootstrap  # public functions do not tell who imports what
 from weakref import ref
 
 _locks = set()  # weak references. A plain set, because its copy is of one moment
 _taken = []     # by the thread that forks; only the thread that holds all locks changes it
 _PAUSE = 0.0002  # seconds; a holder needs the interpreter lock to finish
+_LONGEST_IMPORT = 10  # seconds
 
 
 def fork_safe_lock() -> Any:
@@ -34,13 +40,28 @@ def _living():
 
 
 def _ahead_of_fork():
-    while not _take_both():
+    cdef double give_up = time.monotonic() + _LONGEST_IMPORT
+    while True:
+        while not _take_both():
+            time.sleep(_PAUSE)
+        if not _others_import() or time.monotonic() > give_up:
+            return
+        _behind_fork()
         time.sleep(_PAUSE)
 
 
 def _behind_fork():
     give_long_locks()
     _release(_taken)
+
+
+cdef bint _others_import() except -1:
+    """Return whether another thread imports a module of the package."""
+    cdef object own = threading.get_ident()
+    for name, reference in list(getattr(_bootstrap, "_module_locks", {}).items()):
+        if name.partition(".")[0] == "allotment" and getattr(reference(), "owner", None) not in (None, own):
+            return True
+    return False
 
 
 cdef bint _take_both() except -1:
