@@ -258,7 +258,8 @@ def behind_a_gate(allocator):
     buffer = allocator.empty(100, stream)
     memoryview(buffer)[:] = b"-" * 100
     stream.submit(gate.wait)
-    stream.submit(memoryview(buffer).__setitem__, slice(None), b"x" * 100)
+    # A view among the arguments could outlive `synchronize` by a moment, and the buffer could not be closed.
+    stream.submit(lambda: memoryview(buffer).__setitem__(slice(None), b"x" * 100))
     return stream, gate, buffer, allocator.share(buffer)
 
 
@@ -282,12 +283,10 @@ def test_in_the_owners_process_too_the_stream_waits_that_a_block_is_opened_on(al
     monkeypatch.setattr(ordering, "_wait_for_end", lambda descriptor: (waits.set(), wait(descriptor)))
     other = Stream(allocator)
     with open_shared(handle, stream=other) as opened:
-        view = memoryview(opened)
-        other.submit(lambda view=view: seen.append(set(bytes(view))))
+        other.submit(lambda: seen.append(set(bytes(memoryview(opened)))))
         wait_until(lambda: waits.is_set() or seen)
         gate.set()
         other.synchronize()
-        del view
     assert seen == [{ord("x")}]
     stream.synchronize()
     handle.close()

@@ -158,6 +158,9 @@ cdef class Stream:
         memory to the system (`empty_cache`) either, because that waits for them, and they may wait for it. Both raise
         DeviceError.
 
+        The thread that ran the function drops it and its arguments after the work counts as done: an argument, such as
+        a view of a buffer, can outlive `synchronize` by a moment.
+
         While the stream is being captured, the function is recorded instead, and runs when the graph is replayed.
         """
         self.check()
