@@ -34,7 +34,7 @@ def test_the_demo_begins_with_the_question_and_answers_it() -> None:
     assert [caption.split()[0] for caption in captions] == ["This", "Why?", "No:", "The", "Next:"]
     assert "No: 4,582.0 MiB will do." in captions[2]
     assert "as it ran" in done.stdout and "placement:dense" in done.stdout
-    assert "ALLOTMENT_CONF=placement:dense python" in done.stdout
+    assert "python -m allotment.torch --dense PROGRAM" in done.stdout
     assert "allotment tune sample" in lines[-2]
 
 

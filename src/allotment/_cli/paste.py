@@ -47,10 +47,12 @@ def _chosen(best_first: Sequence[Candidate]) -> list[Candidate]:
 
 def line_to_paste(settings: str) -> str:
     """Return one line."""
-    from allotment.lab.tune.candidates import is_ours
+    from allotment.lab.tune.candidates import OURS, is_ours
 
     if not settings:
         return "For unchanged PyTorch: unset PYTORCH_CUDA_ALLOC_CONF, the defaults are better"
+    if settings in OURS:
+        return "To paste, with Allotment under PyTorch: python -m allotment.torch --dense PROGRAM"
     if is_ours(settings):
         return f"To paste, with Allotment under PyTorch: ALLOTMENT_CONF={settings} python -m allotment.torch PROGRAM"
     return f"To paste, for unchanged PyTorch: PYTORCH_CUDA_ALLOC_CONF={settings}"
