@@ -217,7 +217,8 @@ static void* allocates_through(const char* name) {
     void *driver = dlopen(name, RTLD_NOW), *context;
     uint64_t address;
     int (*init)(unsigned) = dlsym(driver, "cuInit"), (*retain)(void**, int) = dlsym(driver, "cuDevicePrimaryCtxRetain");
-    int (*push)(void*) = dlsym(driver, "cuCtxPushCurrent_v2"), (*take)(uint64_t*, size_t) = dlsym(driver, "cuMemAlloc_v2");
+    int (*push)(void*) = dlsym(driver, "cuCtxPushCurrent_v2");
+    int (*take)(uint64_t*, size_t) = dlsym(driver, "cuMemAlloc_v2");
     init(0); retain(&context, 0); push(context);
     printf("%d\\n", take(&address, 1 << 20));
     fflush(stdout);

@@ -97,8 +97,15 @@ def compile_library(path, whose):
     path.chmod(0o755)
 
 
+@pytest.fixture
+def usual_umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(params=VICTIMS)
-def machine(request, monkeypatch):
+def machine(request, monkeypatch, usual_umask):
     building = import_bare("allotment.torch._deep.building")
     victim = VICTIMS[request.param]
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
@@ -109,6 +116,8 @@ def machine(request, monkeypatch):
         sources = package / "torch" / "_deep"
         shutil.copytree(building.HERE, sources)
         shutil.copytree(building.PACKAGE / "include", package / "include")
+        for path in [package, *package.rglob("*")]:
+            path.chmod(0o755)  # the clone may be readable for one user only
         monkeypatch.setattr(building, "PACKAGE", package)
         program = dataclasses.replace(
             building.TORCH_ALLOCATOR, files=tuple(sources / file.name for file in building.TORCH_ALLOCATOR.files)
