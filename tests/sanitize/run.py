@@ -36,6 +36,8 @@ LEAVES_OUT = [
     "::test_touching_paused_host_memory_ends_the_process_with_a_word_about_the_tag",
     "--deselect=tests/devices/host/test_lifetimes.py::test_a_child_ends_normally_at_the_end_of_its_program",
     "--deselect=tests/allocators/host_cache/test_threads.py::test_a_program_may_end_with_everything_open",
+    "--deselect=tests/allocators/test_current_stream.py"
+    "::test_a_stream_that_was_never_left_is_current_on_no_later_device",
     "--deselect=tests/allocators/test_end_of_the_program.py",
     "--deselect=tests/sharing/test_sending.py::test_a_program_that_ends_with_memory_of_others_open_is_silent",
     "--deselect=tests/devices/host/test_lifetimes.py::test_forks_in_the_middle_of_work_leave_every_lock_in_order",
