@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -192,3 +193,23 @@ def test_a_graph_is_not_replayed_on_a_stream_of_another_device() -> None:
         print(ran)
     """)
     assert told.splitlines() == ["True", "True", "True", "[]", "[1]"]
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
+@pytest.mark.parametrize("joins", [False, True], ids=["another stream", "a joined stream"])
+def test_memory_of_a_graph_goes_back_after_its_replays_wherever_they_run(settings: str, joins: bool) -> None:
+    gate, ran = threading.Event(), []
+    with allotment.Allocator("host", settings=settings) as allocator:
+        stream, joined, other = (allotment.Stream(allocator) for _ in range(3))
+        with allotment.capture(stream) as graph:
+            joined.wait(stream.record())
+            used = joined if joins else stream
+            block = allocator.malloc(SIZE, used)
+            used.submit(gate.wait, 0.1)  # only a reset that waits for it sees this time pass
+            used.submit(ran.append, True)
+            allocator.free(block)
+            stream.wait(joined.record())
+        graph.replay(stream if joins else other)
+        graph.reset()
+        assert ran and allocator.stats()["reserved_bytes.all.current"] == 0
+        gate.set()

@@ -5,7 +5,7 @@ from allotment._core.contract.types cimport bytes_t
 from allotment._core.mechanism.pool cimport (
     drop_idle_free_lists, has_limits, is_moving, pool_delete, pool_release, route_find)
 from allotment._core.mechanism.ranges cimport drop_leftovers
-from allotment._core.mechanism.streams cimport forget_idle_streams, wait_events
+from allotment._core.mechanism.streams cimport forget_idle_streams, synchronize_device, wait_events
 from allotment._core.model.model cimport ASLEEP, AWAKE, Engine, Failure, Pool
 from allotment._core.records.stats cimport Tally, tally_now
 
@@ -19,6 +19,8 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
     if is_moving(pool):
         return True
     pool.asking += 1        # other threads may find the pool empty meanwhile, and must not delete it
+    if pool.replayed and has_virtual_memory(pool):
+        synchronize_device(engine)      # a graph uses memory of streams that it does not run on
     ok = pool.placement.release(engine, pool, 0, context, failure)
     pool.asking -= 1
     if not ok:
@@ -32,6 +34,11 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
         return False
     pool_delete(engine, pool)
     return True
+
+
+cdef inline bint has_virtual_memory(const Pool* pool) noexcept nogil:
+    return pool.reserved_bytes > 0 and (
+        pool.large.arena != NULL or pool.small.expandable_count + pool.large.expandable_count > 0)
 
 
 cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Failure* failure) noexcept nogil:
