@@ -47,6 +47,7 @@ class Graph:
         self.pool = pool
         self._work: DeviceGraph | None = None
         self._holders: list[Allocator | AsyncAllocator] = []  # those with a pool that this graph uses
+        self._ran_on: set[int] = set()  # the streams that these know of
 
     def replay(self, stream: Stream | None = None) -> None:
         """Run the captured work again in stream order: on the stream of the capture, or on another.
@@ -65,6 +66,9 @@ class Graph:
         for allocator in self._holders:
             if isinstance(allocator, Allocator):
                 launching(allocator, self.pool, stream)
+                if stream.handle not in self._ran_on:
+                    allocator.pools._note_replay(self.pool, stream)
+        self._ran_on.add(stream.handle)
         self._work.replay(stream)
 
     def lent(self) -> AbstractContextManager[None]:

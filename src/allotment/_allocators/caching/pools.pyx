@@ -15,13 +15,13 @@ from allotment._allocators.pluggable.lending cimport lend_segments
 from allotment._allocators.pluggable.plugged_memory cimport PluggedMemory
 from allotment._allocators.upcalls cimport call_filter, call_raw_alloc, call_raw_delete, drop_reference
 from allotment._core.edge.checkpoint cimport AddressList, checkpoint_restore, checkpoint_take, pool_addresses
-from allotment._core.contract.types cimport address_t, bytes_t, count_t, thread_t
+from allotment._core.contract.types cimport address_t, bytes_t, count_t, stream_t, thread_t
 from allotment._core.edge.walk cimport STATE_ALLOCATED, Arrangement, arrangement_clear
 from allotment._core.engine cimport (
     engine_allocate_at, engine_empty_cache, engine_end_routing, engine_is_inside, engine_leave, engine_trim)
 from allotment._core.mechanism.pool cimport (
-    pool_create_or_incref, pool_expect, pool_find, pool_release, pool_set_lent, pool_set_no_split, pool_set_use_on_oom,
-    route_begin)
+    pool_create_or_incref, pool_expect, pool_find, pool_note_replay, pool_release, pool_set_lent, pool_set_no_split,
+    pool_set_use_on_oom, route_begin)
 from allotment._core.model.model cimport (
     FILTER_ALL, FILTER_CAPTURE, FILTER_FUNCTION, FILTER_STREAM, FILTER_THREAD, Failure, Filter, Placement,
     Pool as EnginePool, RawAllocator, Request)
@@ -261,6 +261,15 @@ cdef class Pools(Part):
         if ok:
             self.allocator.lent.add((first, second))
         self.allocator.leave(ok, &failure)
+
+    def _note_replay(self, pool: PoolId, stream: Stream | int) -> None:
+        """Wait, before the memory of a pool goes back, for a graph that uses it and runs on a stream."""
+        cdef uint64_t first, second
+        cdef Failure failure
+        cdef stream_t handle = self.allocator.stream_handle(stream)
+        read_pool_id(pool, &first, &second)
+        self.allocator.enter()
+        self.allocator.leave(pool_note_replay(self.allocator.engine, first, second, handle, &failure), &failure)
 
     def _take_back(self, pool: PoolId, owned: frozenset[int]) -> list[int]:
         """End `_lend`; return the addresses of blocks that others still have in use there."""

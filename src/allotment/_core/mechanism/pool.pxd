@@ -11,7 +11,7 @@ Cost: finding a pool by id or a free list by stream is one map lookup.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from allotment._core.contract.types cimport count_t
+from allotment._core.contract.types cimport count_t, stream_t
 from allotment._core.mechanism.failure cimport pool_failed
 from allotment._core.model.model cimport (
     FALLING_ASLEEP, FILTER_CAPTURE, FILTER_FUNCTION, WAKING, Engine, Failure, Filter, Limits, Placement, Pool, Half,
@@ -38,6 +38,8 @@ cdef void pool_delete(Engine* engine, Pool* pool) noexcept nogil
 cdef bint pool_set_use_on_oom(Engine* engine, uint64_t first, uint64_t second, bint on,
                               Failure* failure) noexcept nogil
 cdef bint pool_set_lent(Engine* engine, uint64_t first, uint64_t second, bint on, Failure* failure) noexcept nogil
+cdef bint pool_note_replay(Engine* engine, uint64_t first, uint64_t second, stream_t stream,
+                           Failure* failure) noexcept nogil
 cdef bint pool_set_no_split(Engine* engine, uint64_t first, uint64_t second, Failure* failure) noexcept nogil
 
 cdef bint route_begin(Engine* engine, uint64_t first, uint64_t second, Filter filter,

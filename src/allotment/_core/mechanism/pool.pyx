@@ -3,7 +3,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset
 
 from allotment._core.contract.table cimport CAN_VIRTUAL, OK, status_t
-from allotment._core.contract.types cimport bytes_t, capture_t, count_t
+from allotment._core.contract.types cimport bytes_t, capture_t, count_t, stream_t
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed, pool_failed
 from allotment._core.mechanism.pool cimport has_limits, is_impure, pool_key
 from allotment._core.model.model cimport (
@@ -13,6 +13,7 @@ from allotment._core.model.model cimport (
     Route, FreeList, StreamRecord, no_limit)
 from allotment._core.records.stats cimport LARGE, SMALL, PoolTally, tally_move
 from allotment._core.records.tags cimport tag_here, tag_pool_id
+from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.lock cimport this_thread
 from allotment._core.tools.pointer_map cimport map_clear, map_get, map_init, map_pop, map_put, map_reserve
 
@@ -110,6 +111,7 @@ cdef void pool_clear(Engine* engine, Pool* pool) noexcept nogil:
         pool.placement.destroy(engine, pool)
     half_clear(&pool.small)
     half_clear(&pool.large)
+    free(pool.replay_streams)
     if pool.allocator.drop != NULL:
         pool.allocator.drop(pool.allocator.self)
 
@@ -322,6 +324,24 @@ cdef bint pool_set_lent(Engine* engine, uint64_t first, uint64_t second, bint on
         return pool_absent(engine, first, second, failure)
     engine.lent_count += on - pool.lent
     pool.lent = on
+    return True
+
+
+cdef bint pool_note_replay(Engine* engine, uint64_t first, uint64_t second, stream_t stream,
+                           Failure* failure) noexcept nogil:
+    """Note that a graph that uses the pool's memory runs on a stream."""
+    cdef Pool* pool = pool_find(engine, first, second)
+    cdef size_t i
+    if pool == NULL:
+        return pool_absent(engine, first, second, failure)
+    for i in range(pool.replay_stream_count):
+        if pool.replay_streams[i] == stream:
+            return True
+    if not make_room(<void**> &pool.replay_streams, &pool.replay_stream_room, pool.replay_stream_count,
+                     sizeof(stream_t)):
+        return host_memory_failed(failure)
+    pool.replay_streams[pool.replay_stream_count] = stream
+    pool.replay_stream_count += 1
     return True
 
 

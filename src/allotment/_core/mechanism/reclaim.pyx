@@ -1,11 +1,11 @@
 from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
-from allotment._core.contract.types cimport bytes_t
+from allotment._core.contract.types cimport bytes_t, capture_t
 from allotment._core.mechanism.pool cimport (
     drop_idle_free_lists, has_limits, is_moving, pool_delete, pool_release, route_find)
 from allotment._core.mechanism.ranges cimport drop_leftovers
-from allotment._core.mechanism.streams cimport forget_idle_streams, synchronize_device, wait_events
+from allotment._core.mechanism.streams cimport forget_idle_streams, wait_events, wait_unless_captured
 from allotment._core.model.model cimport ASLEEP, AWAKE, Engine, Failure, Pool
 from allotment._core.records.stats cimport Tally, tally_now
 
@@ -16,12 +16,13 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
     Has an unlocked section.
     """
     cdef bint ok
+    cdef bint captured = False
     if is_moving(pool):
         return True
     pool.asking += 1        # other threads may find the pool empty meanwhile, and must not delete it
-    if pool.replayed and has_virtual_memory(pool):
-        synchronize_device(engine)      # a graph uses memory of streams that it does not run on
-    ok = pool.placement.release(engine, pool, 0, context, failure)
+    ok = wait_for_replays(engine, pool, &captured, failure)
+    if ok and not captured:
+        ok = pool.placement.release(engine, pool, 0, context, failure)
     pool.asking -= 1
     if not ok:
         return False
@@ -36,9 +37,19 @@ cdef bint release_freeable(Engine* engine, Pool* pool, uint32_t context, Failure
     return True
 
 
-cdef inline bint has_virtual_memory(const Pool* pool) noexcept nogil:
-    return pool.reserved_bytes > 0 and (
-        pool.large.arena != NULL or pool.small.expandable_count + pool.large.expandable_count > 0)
+cdef bint wait_for_replays(Engine* engine, Pool* pool, bint* captured, Failure* failure) noexcept nogil:
+    """Wait for the graphs that use the pool's memory: they may run on other streams than those the memory is for.
+
+    `captured`: one of these streams is in a capture, which waiting would break. Has an unlocked section.
+    """
+    cdef capture_t capture
+    cdef size_t i = 0
+    while i < pool.replay_stream_count and pool.reserved_bytes > 0:
+        if not wait_unless_captured(engine, pool.replay_streams[i], &capture, failure):
+            return False
+        captured[0] = captured[0] or capture != 0
+        i += 1
+    return True
 
 
 cdef bint release_everything(Engine* engine, bint captured, uint32_t context, Failure* failure) noexcept nogil:

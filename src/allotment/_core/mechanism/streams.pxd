@@ -40,7 +40,6 @@ cdef bint wait_events(Engine* engine, Pool* only, uint32_t context, Failure* fai
 cdef bint wait_for_stream(Engine* engine, stream_t stream, Failure* failure) noexcept nogil
 cdef bint wait_unless_captured(Engine* engine, stream_t stream, capture_t* capture, Failure* failure) noexcept nogil
 cdef bint wait_for_everything(Engine* engine) noexcept nogil
-cdef bint synchronize_device(Engine* engine) noexcept nogil
 cdef void forget_idle_streams(Engine* engine) noexcept nogil
 cdef void streams_clear(Engine* engine) noexcept nogil
 

@@ -487,22 +487,15 @@ cdef bint wait_for_everything(Engine* engine) noexcept nogil:
     """Synchronize the device where using a stream handle is unsafe; False if that was not done. Has an unlocked
     section.
 
-    The code that created a stream may have destroyed it since.
-    """
-    return engine.table.capabilities & IS_UNCHECKED and synchronize_device(engine)
-
-
-cdef bint synchronize_device(Engine* engine) noexcept nogil:
-    """Wait for all work of the device; False if that was not done. Has an unlocked section.
-
-    While anything is known to be captured, the function does nothing: synchronizing would break the capture.
+    The code that created a stream may have destroyed it since. While anything is known to be captured, the function
+    does nothing: synchronizing would break the capture.
     """
     cdef unlocked_t unlocked
     cdef capture_t capture
     cdef Failure failure
     cdef status_t status
     cdef DeviceTable* table = engine.table
-    if table.device_synchronize == NULL or engine.routes != NULL:
+    if not table.capabilities & IS_UNCHECKED or engine.routes != NULL:
         return False
     if not capture_of(engine, current_stream(table.serial, 0), &capture, &failure) or capture != 0:
         return False

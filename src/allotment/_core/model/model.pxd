@@ -228,6 +228,8 @@ cdef struct Pool:
     bint lent                   # its free memory is lent before the device is asked: its owner promises to stay idle
     count_t sleepers            # of a tag's pool: how many pools sleep with it
     bint replayed               # captures allocated from it: a graph may use its free memory when it runs
+    stream_t* replay_streams    # the streams that such graphs have run on, as far as they are known
+    size_t replay_stream_count, replay_stream_room
     bint freeable               # has no user left; deleted when it holds no memory
     Pool* prev
     Pool* next                  # private pools in order of creation
