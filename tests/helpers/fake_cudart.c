@@ -212,11 +212,6 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* how, const void* kerne
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) { return cudaSuccess; }
 
 /* What PyTorch asks of the driver itself. */
-Status cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
-    if (flags) *flags = 0;
-    if (active) *active = contexts[device] != NULL;
-    return 0;
-}
 Status cuMemRetainAllocationHandle(Address* handle, void* address) { return 801; }
 Status cuMemGetAllocationPropertiesFromHandle(void* properties, Address handle) { return 801; }
 Status cuMemsetD32Async(Address to, unsigned value, size_t count, void* stream) { return 801; }

@@ -16,11 +16,15 @@ SOURCE = str(Path(allotment.__file__).parents[1])
 CUDA_HEADERS = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
 OUR_CUDA_HEADERS = Path(allotment.__file__).parent / "torch" / "_deep" / "cuda_headers"  # missing beside PyTorch's own
 
+BUILDABLE = [
+    pytest.mark.skipif(not (shutil.which("c++") and shutil.which("cc")), reason="no compiler on this machine"),
+    pytest.mark.skipif(not (CUDA_HEADERS / "cuda_runtime_api.h").exists(), reason="no headers of CUDA on this machine"),
+]
+"""The marks of a test that uses the driver without PyTorch."""
 NEEDED = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
-    pytest.mark.skipif(not (shutil.which("c++") and shutil.which("cc")), reason="no compiler on this machine"),
-    pytest.mark.skipif(not (CUDA_HEADERS / "cuda_runtime_api.h").exists(), reason="no headers of CUDA on this machine"),
+    *BUILDABLE,
 ]
 """The marks of a test that uses it."""
 
