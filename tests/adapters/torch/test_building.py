@@ -108,6 +108,12 @@ def test_another_pytorch_has_another_one(building, machine, facts):
     assert machine.runs() == 2
 
 
+def test_a_pytorch_that_was_built_anew_at_the_same_place_has_another_one(building, machine, facts):
+    first = kept_by(building, replace(facts, git_version="abc"))
+    assert kept_by(building, replace(facts, git_version="def")) != first
+    assert machine.runs() == 2
+
+
 @pytest.mark.parametrize(
     ("version", "cuda", "words"),
     [("2.6.0", "12.4", "is older than"), ("2.11.0", None, "without CUDA"), ("unknown", "13.0", "is older than")],

@@ -68,8 +68,7 @@ class Machine:
         self.folder = self.temporary / f"allotment-{victim}"  # anybody can create it first
         self.facts = building.TorchFacts("2.11.0", "13.0", root / "torch")
         self.planted, self.honest = self.attackers / "planted.so", root / "honest.so"
-        version = building.sys.modules["allotment"].__version__
-        self.name = f"torch_allocator-2.11.0-{version}-{building._fingerprint(self.facts, program)}.so"
+        self.name = building.kept_name(self.facts, program)
 
     def attack(self, action):
         as_user(ATTACKER, lambda ask: action())

@@ -208,8 +208,7 @@ def library(torch: TorchFacts, say: Say | None = None, program: Program = TORCH_
     """
     say = say or say_on_standard_error
     refuse_unknown(torch)
-    version = sys.modules[PACKAGE.name].__version__
-    name = f"{program.name}-{torch.version}-{version}-{_fingerprint(torch, program)}.so"
+    name = kept_name(torch, program)
     for path in folders():
         with contextlib.suppress(OSError), Folder(path) as folder:  # the second loop names the problems
             kept = folder.library(name)
@@ -242,16 +241,21 @@ def packaged_library(torch: TorchFacts, program: Program = TORCH_ALLOCATOR) -> L
         return None
 
 
+def kept_name(torch: TorchFacts, program: Program = TORCH_ALLOCATOR) -> str:
+    version = sys.modules[PACKAGE.name].__version__
+    return f"{program.name}-{torch.version}-{version}-{_fingerprint(torch, program, torch.folder)}.so"
+
+
 def packaged_name(torch: TorchFacts, program: Program = TORCH_ALLOCATOR) -> str:
-    return f"{program.name}-{torch.version}-{_fingerprint(torch, program, str(torch.git_version))}.so"
+    return f"{program.name}-{torch.version}-{_fingerprint(torch, program)}.so"
 
 
-def _fingerprint(torch: TorchFacts, program: Program = TORCH_ALLOCATOR, origin: str | None = None) -> str:
-    """`origin` tells builds of one version apart: by default the folder where PyTorch is installed."""
-    parts = [torch.version, str(torch.cuda), origin or str(torch.folder), str(torch.new_strings), os.uname().machine]
+def _fingerprint(torch: TorchFacts, program: Program, folder: Path | None = None) -> str:
+    """`folder`: where PyTorch is installed, for a library that is compiled there; two builds may state the same."""
+    facts = [torch.version, torch.cuda, torch.git_version, folder, torch.new_strings, os.uname().machine]
     contents = [source.read_bytes() for source in program.files]
     contents.append((PACKAGE / "include" / "allotment.h").read_bytes())
-    return hashlib.sha256(b"\0".join([*(part.encode() for part in parts), *contents])).hexdigest()[:12]
+    return hashlib.sha256(b"\0".join([*(str(fact).encode() for fact in facts), *contents])).hexdigest()[:12]
 
 
 def _make(torch: TorchFacts, program: Program, folder: Folder, name: str, say: Say) -> Library:
