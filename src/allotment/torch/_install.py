@@ -198,10 +198,11 @@ def _prepare(settings: str | config.Settings | None) -> Any:
     if _plug_in is not None:
         _refuse_other_settings(settings)
         return _plug_in
-    if not hasattr(torch._C, "_cuda_customAllocator"):
+    is_for_rocm = deep.torch_here().hip is not None
+    if is_for_rocm or not hasattr(torch._C, "_cuda_customAllocator"):
+        built = "for ROCm" if is_for_rocm else "without CUDA"
         raise UnsupportedError(
-            f"PyTorch {torch.__version__} was built without CUDA; install a build that has it",
-            operation="install",
+            f"PyTorch {torch.__version__} was built {built}; install one that was built for CUDA", operation="install"
         )
     try:
         from allotment.torch import _hooks as hooks

@@ -175,6 +175,29 @@ def test_what_cannot_be_run_says_why(folder, arguments, complaint):
     assert complaint in ended.stderr
 
 
+@pytest.mark.parametrize(
+    "build, complaint",
+    [
+        ("torch.version = SimpleNamespace(hip='7.1', cuda=None)", "was built for ROCm"),
+        ("del torch._C._cuda_customAllocator", "was built without CUDA"),
+    ],
+)
+def test_a_pytorch_for_other_devices_is_refused_in_one_line(folder, build, complaint):
+    code = f"""{STAND_IN}
+from types import SimpleNamespace
+import torch
+torch.__version__ = "2.15.0"
+{build}
+from allotment.torch.__main__ import main
+main()
+"""
+    for options in ([], ["--mode", "hooks"], ["--mode", "deep"], ["--pinned", "tight"]):
+        command = [sys.executable, "-c", code, *options, "program.py"]
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert len(ended.stderr.splitlines()) == 1 and complaint in ended.stderr
+
+
 def test_in_a_process_of_the_self_check_nothing_is_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("ALLOTMENT_SELF_CHECK", "1")
     code = f"{STAND_IN}\nimport allotment.torch\nallotment.torch.install()\nprint(allotment.torch.installed_mode())"
