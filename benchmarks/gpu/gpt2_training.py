@@ -91,6 +91,8 @@ def work(allocator: str, settings: str) -> None:
         install(allocator, settings=settings)
     else:
         from torch.cuda import memory
+    for name in ("torchvision", "torchaudio"):
+        sys.modules[name] = None  # type: ignore[assignment]  # not needed, and may be compiled for another PyTorch
     import transformers  # noqa: F401 - what takes long is done before its turn
 
     print("ready", flush=True)

@@ -4,8 +4,8 @@
 # PARTS holds that release, packed; KIT holds `unpack.sh`, which lays it out, and `pytorch/`, PyTorch's own tests of its
 # allocator with their runner. Deep mode is compiled, unless `src/allotment/torch/_deep/compiled` has the library.
 # Results go to OUT, and every stage prints as it goes. A stage that would not end within SECONDS (540) of the start is
-# left out, and a line says so. RELEASE_STAGES names the stages to run. `trees` compiles much, so it is only run if it is
-# named; it needs Triton, in PARTS as triton.part.0 and so on.
+# left out, and a line says so. RELEASE_STAGES names the stages to run. Two run only if they are named: `pinned` compares
+# pinned memory, and `trees` compiles much; it needs Triton, in PARTS, or beside them as triton.part.0 and so on.
 set -uo pipefail
 mkdir -p "$3"
 parts=$(realpath "$1") kit=$(realpath "$2") out=$(realpath "$3") limit=${4:-540}
@@ -48,17 +48,20 @@ P
   done
 fi
 
-own_tests() {  # NAME BUDGET EXTRA...: PyTorch's own tests natively and in deep mode, at the same time
-  local name=$1 budget=$2 mode; shift 2
-  for mode in native deep; do
-    mkdir -p "/tmp/allotment-tests-$mode-$name/home/.cache"  # with the library that is compiled already
-    cp -a "${XDG_CACHE_HOME:-$HOME/.cache}/allotment" "/tmp/allotment-tests-$mode-$name/home/.cache/" 2>/dev/null || true
-    (cd "$kit/pytorch" && PYTHONPATH='' python3 run.py $mode --python "$python" \
-      --allotment "$here/src" --jobs 7 --budget "$budget" --collect-again --out "$out" --work "/tmp/allotment-tests-$mode-$name" "$@" \
-      2>&1 | sed -u "s/^/$mode: /") &
-  done
-  wait
+tests_as() {  # MODE NAME BUDGET EXTRA...: PyTorch's own tests, natively or in deep mode
+  local mode=$1 name=$2 budget=$3; shift 3
+  mkdir -p "/tmp/allotment-tests-$mode-$name/home/.cache"  # with the library that is compiled already
+  cp -a "${XDG_CACHE_HOME:-$HOME/.cache}/allotment" "/tmp/allotment-tests-$mode-$name/home/.cache/" 2>/dev/null || true
+  (cd "$kit/pytorch" && PYTHONPATH='' python3 run.py "$mode" --python "$python" \
+    --allotment "$here/src" --jobs 7 --budget "$budget" --collect-again --out "$out" --work "/tmp/allotment-tests-$mode-$name" "$@" \
+    2>&1 | sed -u "s/^/$mode $name: /")
+}
+table() {
   (cd "$kit/pytorch" && python3 run.py table "$out") | grep -E '^## |^- |of those|^\| (pass|fail|crash|skip|timeout|not run)|\*\*(FAIL|CRASH|TIMEOUT)'
+}
+own_tests() {  # NAME BUDGET EXTRA...: natively and in deep mode, at the same time
+  tests_as native "$@" & tests_as deep "$@" & wait
+  table
 }
 
 of_memory=(--whole test/test_cuda.py --only "$only")
@@ -80,6 +83,38 @@ if wanted speed 60; then
 fi
 if wanted training 60; then
   timeout 150 "$python" benchmarks/gpu/gpt2_training.py --settings default --rounds 2 --out "$out/training.json" 2>&1
+fi
+own_tests_of_pinned_memory() {  # BUDGET: natively, and on ours in each kind
+  local kind pinned=(--whole test/test_cuda.py --only pin)
+  tests_as native pinned-torch "$1" --name pinned-torch "${pinned[@]}" &
+  for kind in torch tight; do
+    tests_as deep pinned-$kind "$1" --name pinned-$kind --install "{\"mode\": \"deep\", \"pinned\": \"$kind\"}" "${pinned[@]}" &
+  done
+  wait
+  cp "$out/result.native.pinned-torch.json" "$out/result.native.pinned-tight.json"
+  table
+}
+if wanted pinned 150; then
+  for seed in 1 2 3 4; do
+    "$python" tests/gpu/pinned_programs.py --programs 1 --seed $seed 2>&1 | sed -u "s/^/torch: /" &
+    "$python" tests/gpu/pinned_programs.py --programs 1 --seed $seed --kind tight 2>&1 | sed -u "s/^/tight: /" &
+  done
+  wait
+  own_tests_of_pinned_memory 90
+  "$python" - "$out/pinned.pickle" <<'P'
+import sys
+import allotment.torch
+allotment.torch.install("deep", pinned="torch")
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+memory = torch.cuda.memory
+memory._record_memory_history(stacks="python", **({"record_pinned_host_memory": True} if hasattr(memory, "_annotate_tensor") else {}))
+for batch, in DataLoader(TensorDataset(torch.arange(1 << 20).float().reshape(1024, 1024)), batch_size=100, pin_memory=True):
+    on_device = batch.to("cuda", non_blocking=True)
+memory._dump_snapshot(sys.argv[1])
+P
+  python3 -m allotment explain "$out/pinned.pickle" | head -40
+  timeout $((limit - SECONDS > 60 ? limit - SECONDS : 60)) python3 benchmarks/gpu/pinned_loaders.py --rounds 1 --python "$python" --out "$out/loaders.json"
 fi
 if wanted expandable 250; then own_tests expandable $((limit - SECONDS)) --expandable "${of_memory[@]}"; fi
 if wanted trees 300; then own_tests trees $((limit - SECONDS)) --groups trees --name trees; fi
