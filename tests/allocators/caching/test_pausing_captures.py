@@ -40,6 +40,25 @@ def test_a_graph_whose_memory_slept_with_its_tag_gives_the_same_result(settings)
         del weights, result, static
 
 
+@pytest.mark.threads
+def test_a_capture_into_a_pool_that_sleeps_costs_none_of_its_contents():
+    with allotment.Allocator("host", settings="expandable_segments:True") as alloc:
+        stream = allotment.Stream(alloc)
+        with allotment.tag("t"):
+            pool = alloc.pool()
+        with pool:
+            arrays = [alloc.full(700_000, number, "int32") for number in range(4)]
+        arrays[0] = arrays[2] = None  # free memory, of which nothing is saved
+        alloc.pause("t")
+        with allotment.capture(stream, allocator=alloc, pool=pool) as graph:
+            pass
+        alloc.resume("t")
+        assert (arrays[1] == 1).all()
+        assert (arrays[3] == 3).all()
+        graph.reset()
+        arrays.clear()
+
+
 def test_a_pool_made_inside_a_tag_is_paused_with_it_and_one_made_outside_is_not():
     alloc = on_device(GIB)
     outside = alloc.pool()

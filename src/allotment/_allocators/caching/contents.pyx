@@ -96,23 +96,28 @@ cdef class Contents:
             free(runs)
 
     cdef size_t overlaps(self, const ExtentList* wanted, Run* found) noexcept nogil:
-        """pre: room for as many as there are runs and extents"""
+        """pre: room for as many as there are runs and extents
+
+        An extent may begin, end or lie wholly where nothing was saved: free memory of a pool that was first captured
+        into while it slept.
+        """
         cdef size_t count = 0
         cdef size_t run = 0
-        cdef size_t i
-        cdef address_t start
-        cdef bytes_t left
+        cdef size_t i, at
+        cdef address_t start, end
         for i in range(wanted.count):
-            start, left = wanted.extents[i].address, wanted.extents[i].size
-            while left > 0 and run < self.count:
-                if start - self.runs[run].address >= self.runs[run].size:      # below it, it wraps around
-                    run += 1
+            start, end = wanted.extents[i].address, wanted.extents[i].address + wanted.extents[i].size
+            at = run
+            while at < self.count and start < end:
+                if not (self.runs[at].address < end and start < self.runs[at].address + self.runs[at].size):
+                    at += 1
                     continue
+                run = at
+                start = max(start, self.runs[at].address)
                 found[count].address = start
-                found[count].offset = self.runs[run].offset + (start - self.runs[run].address)
-                found[count].size = min(left, self.runs[run].size - (start - self.runs[run].address))
+                found[count].offset = self.runs[at].offset + (start - self.runs[at].address)
+                found[count].size = min(end, self.runs[at].address + self.runs[at].size) - start
                 start += found[count].size
-                left -= found[count].size
                 count += 1
         return count
 
