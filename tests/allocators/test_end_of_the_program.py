@@ -24,6 +24,13 @@ with allotment.tag('weights'):
 host.pause('weights')
 keep(host, b)
 """,
+    "a tag that is paused in a file": """
+host = Allocator('host')
+with allotment.tag('weights'):
+    b = host.empty(1 << 20)
+host.pause('weights', keep='file')
+keep(host, b)
+""",
     "a graph": """
 host = Allocator('host')
 s = Stream(host)

@@ -10,7 +10,7 @@ cdef class FileCopy:
     cdef int descriptor
     cdef bint is_open
 
-    cdef int close(self) except -1
+    cdef void close(self) noexcept
 
 # Checks the folder and its free space first. Raises RequestError, UnsupportedError, OSError.
 cdef FileCopy file_copy(object folder, bytes_t size)

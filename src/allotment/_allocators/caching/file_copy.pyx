@@ -39,21 +39,31 @@ cdef extern from *:
     static void allotment_find_blocks(int file, long long size) {}
     static int allotment_stop_direct(int file) { return 0; }
     #endif
+
+    #if defined(_WIN32)
+    #include <io.h>
+    static void allotment_close_file(int file) { _close(file); }
+    #else
+    #include <unistd.h>
+    static void allotment_close_file(int file) { close(file); }
+    #endif
     """
     bint writes_directly "allotment_writes_directly"(int file) nogil
     void find_blocks "allotment_find_blocks"(int file, long long size) nogil
     int stop_direct "allotment_stop_direct"(int file) nogil
+    void close_file "allotment_close_file"(int file) noexcept nogil
 
 
 @cython.final
 cdef class FileCopy:
     """A file without a name, for the contents of paused memory."""
 
-    cdef int close(self) except -1:
+    cdef void close(self) noexcept:
+        # Without `os.close`: the last reference may go at the end of the program, when the module's names are gone.
         if self.is_open:
             self.is_open = False
-            os.close(self.descriptor)
-        return 0
+            with nogil:
+                close_file(self.descriptor)
 
     def __dealloc__(self):
         self.close()
@@ -149,5 +159,9 @@ cdef int open_nameless(object folder) except -1:
             with suppress(OSError):     # some file systems refuse direct I/O after they made the file
                 os.unlink(name)
             continue
-        os.unlink(name)
+        try:
+            os.unlink(name)
+        except BaseException:
+            os.close(descriptor)
+            raise
         return descriptor
