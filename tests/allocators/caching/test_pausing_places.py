@@ -396,6 +396,53 @@ def test_contents_of_memory_that_is_not_asleep_are_not_there(alloc):
     del arrays
 
 
+class FewAddresses(WithWords):
+    """Reserves addresses that it had released before."""
+
+    def __init__(self):
+        super().__init__()
+        self.released = []
+
+    def range_reserve(self, size, stream):
+        return next((base for base, length in self.released if length == size), 0) or super().range_reserve(
+            size, stream
+        )
+
+    def range_release(self, address, size):
+        self.released.append((address, size))
+
+
+def test_contents_that_are_kept_for_one_tag_are_not_those_of_another_at_the_same_addresses():
+    with allotment.Allocator(FewAddresses()) as alloc:
+        with allotment.tag("first"):
+            held, block = alloc.malloc(700), alloc.malloc(5 * MIB)
+        alloc.pause("first", keep_host=True)
+        alloc.resume("first")
+        alloc.free(block)
+        alloc.empty_cache()
+        with allotment.tag("second"):
+            assert alloc.malloc(5 * MIB) == block
+        assert alloc.sleep.contents_of(held, 700) is not None
+        assert alloc.sleep.contents_of(block, 5 * MIB) is None
+        alloc.free(held)
+        alloc.free(block)
+
+
+@LINUX
+@pytest.mark.parametrize("options", [{}, {"keep": "file"}], ids=str)
+def test_contents_that_nobody_wants_any_more_go_when_the_allocator_is_closed(alloc, tmp_path, options):
+    if options:
+        options = {**options, "folder": tmp_path}
+    size = 64 * MIB
+    arrays = filled(alloc, lengths=(size // 4,))
+    alloc.pause("w", **options)
+    before = resident()
+    arrays.clear()
+    alloc.close()
+    assert files_of(tmp_path) == []
+    assert options or before - resident() >= 0.9 * size
+
+
 @pytest.mark.parametrize("how", ["one", "all"])
 def test_a_limit_on_host_memory_that_is_too_small_says_what_is_needed_before_anything_is_paused(alloc, how):
     arrays = filled(alloc) + filled(alloc, "second")
@@ -514,6 +561,28 @@ def test_a_file_system_without_direct_files_or_nameless_ones_will_do(alloc, tmp_
     assert os.listdir(tmp_path) == []
     assert len(files_of(tmp_path)) == 1
     alloc.resume("w")
+    assert are_right(arrays)
+    del arrays
+
+
+@LINUX
+def test_a_folder_that_lets_nobody_remove_files_is_refused_and_no_file_stays_open(alloc, tmp_path, monkeypatch):
+    arrays = filled(alloc)
+    real = os.open
+
+    def refuse(path, wanted, *rest, **more):
+        if wanted & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "refused")
+        return real(path, wanted, *rest, **more)
+
+    def keep_file(path, **more):
+        raise OSError(errno.EPERM, "refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        patched.setattr(os, "unlink", keep_file)
+        refused_folder(alloc, tmp_path, "cannot hold a file")
+    assert files_of(tmp_path) == []
     assert are_right(arrays)
     del arrays
 

@@ -187,6 +187,7 @@ cdef class Allocator(AllocatorBase):
         if self.profiler is not None:
             self.profiler.close_engine(engine)
         engine_leave(engine)
+        Sleep(self).forget_gone()
         return 0
 
     cdef bytes_t live_bytes(self) noexcept:

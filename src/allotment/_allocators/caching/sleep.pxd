@@ -31,6 +31,7 @@ cdef class Sleep(Part):
     cdef Allocator allocator
 
     cdef list ranges_of(self, uint64_t first, uint64_t second)      # (base, size) each
+    cdef tuple pool_around(self, address_t address)                 # None: of none
     cdef EnginePool* found(self, uint64_t first, uint64_t second, Failure* failure) noexcept    # pre: inside
     cdef void enter_to_end(self) noexcept
     cdef Ring ring(self)

@@ -116,12 +116,9 @@ cdef class Sleep(Part):
         cdef Contents contents
         cdef address_t start = address
         cdef bytes_t length = size
-        for contents in [*self.allocator.kept.values(), *self.allocator.host_copies.values()]:
-            if contents is not None:
-                view = contents.view(start, length)
-                if view is not None:
-                    return view
-        return None
+        key = self.pool_around(start)   # of the addresses as they are used now: another pool may have had them before
+        contents = self.allocator.kept.get(key) or self.allocator.host_copies.get(key)
+        return None if contents is None else contents.view(start, length)
 
     def release_host_copy(self, tag: str | Pool | Tenant) -> int:
         """Give back the host pages that `keep_host` keeps for memory that is awake; gives how many bytes went."""
@@ -652,6 +649,21 @@ cdef class Sleep(Part):
             while range_ != NULL:
                 if range_.free_list.half.pool.first == first and range_.free_list.half.pool.second == second:
                     found.append((range_.base, range_.size))
+                range_ = range_.next
+        finally:
+            self.allocator.leave_making_objects(collects)
+        return found
+
+    cdef tuple pool_around(self, address_t address):
+        """The id of the pool whose range an address lies in; None if it lies in none."""
+        cdef const Range* range_
+        cdef tuple found = None
+        cdef bint collects = self.allocator.enter_making_objects()
+        try:
+            range_ = self.allocator.engine.first_range
+            while range_ != NULL and found is None:
+                if address - range_.base < range_.size:         # below it, it wraps around
+                    found = (range_.free_list.half.pool.first, range_.free_list.half.pool.second)
                 range_ = range_.next
         finally:
             self.allocator.leave_making_objects(collects)
