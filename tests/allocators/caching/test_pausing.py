@@ -1,6 +1,7 @@
 """Tags: memory of their own, given back and got again under the same addresses."""
 
 import ctypes
+import signal
 import subprocess
 import sys
 import textwrap
@@ -473,6 +474,22 @@ def test_touching_paused_host_memory_ends_the_process_with_a_word_about_the_tag(
     assert done.returncode < 0
     assert "tag 'the weights'" in done.stderr
     assert "paused" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="faults of paused memory are explained on Linux")
+def test_a_fault_that_is_sent_to_a_program_with_a_paused_tag_ends_it():
+    program = """
+        import os, signal
+        import allotment
+        alloc = allotment.Allocator("host")
+        with allotment.tag("w"):
+            array = alloc.zeros(1000)
+        alloc.pause("w")
+        os.kill(os.getpid(), signal.SIGSEGV)
+        print("goes on")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGSEGV, "", "")
 
 
 def test_address_errors_stay_address_errors():

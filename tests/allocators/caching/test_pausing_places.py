@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 
+import numpy as np
 import pytest
 
 import allotment
@@ -18,6 +19,7 @@ from allotment._allocators.current import all_holders
 from allotment.devices import HostDevice
 from allotment.errors import FormatError, PausedError, PoolError, RequestError, SizeError
 from helpers.child import output_of
+from helpers.effort import some
 from helpers.engine import MIB, reserved
 from helpers.relay_device import RelayDevice
 
@@ -309,8 +311,6 @@ def test_pages_that_are_kept_are_those_of_the_next_pause(alloc):
 
 
 def memoryview_address(view):
-    import numpy as np
-
     return np.frombuffer(view, "uint8").ctypes.data
 
 
@@ -362,6 +362,29 @@ def test_kept_pages_of_pools_that_are_gone_go_back(alloc):
         assert alloc.sleep.contents_of(address, 100) is None
     alloc.resume("w")
     assert are_right(arrays)
+    del arrays
+
+
+@LINUX
+@pytest.mark.slow
+def test_a_thousand_cycles_keep_the_contents_and_leave_nothing_behind(alloc, tmp_path):
+    arrays = filled(alloc)
+    places = [{}, {"keep_host": True}, {"keep": "file", "folder": tmp_path}]
+    figures = []
+    for number in range(max(some(1000), 60)):
+        arrays[1][number] = arrays[2][number] = -number
+        alloc.pause("w", **places[number % 3])
+        assert reserved(alloc) == 0
+        alloc.free(alloc.malloc(4 * MIB))
+        alloc.empty_cache()
+        alloc.resume("w")
+        assert all((array[: number + 1] == -np.arange(number + 1)).all() for array in arrays[1:])
+        assert are_right([arrays[0], *(array[number + 1 :] for array in arrays[1:])])
+        if number % 30 == 29:
+            figures.append((resident(), len(os.listdir("/proc/self/fd")), threading.active_count(), reserved(alloc)))
+    alloc.inspection.check_invariants()
+    assert figures[-1][0] - figures[1][0] <= MIB
+    assert figures[-1][1:] == figures[1][1:]
     del arrays
 
 

@@ -29,9 +29,10 @@ cdef extern from *:
                 break;
             }
         }
-        /* The instruction runs again, and faults for the previous handler. */
+        /* The instruction runs again, and faults for the previous handler. A signal that was sent is sent again. */
         sigaction(number, &allotment_fault_before, NULL);
         allotment_fault_handled = 0;
+        if (info->si_code <= 0) raise(number);
     }
 
     static int allotment_note_asleep(uint64_t base, uint64_t size, const char* words) {
