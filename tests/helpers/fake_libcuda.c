@@ -10,7 +10,7 @@
  * FAKE_CUDA_WITHOUT (a comma list: "descriptors" and "fabric" are refused when a chunk is made with them, "registering"
  * of memory at all; without "strictness" a chunk can be made in any capture, as PyTorch does it), FAKE_CUDA_MEMORY (a file: all processes that
  * are given it share the memory of one device; else each has its own), FAKE_CUDA_CONTEXT (0: bytes that a context takes),
- * FAKE_CUDA_FAIL (a comma list of functions; each answers 999 and does nothing, where it looks).
+ * FAKE_CUDA_FAIL (a comma list of functions; each answers 999 and does nothing, if it looks).
  * Compiled with -DOLD_DRIVER, functions that came after CUDA 12.2 are missing.
  */
 
@@ -82,6 +82,7 @@ typedef struct Capture {
 
 typedef struct Stream {
     long magic;
+    Context* context;                       /* that it ends with; NULL for what each thread has */
     int is_of_thread;
     Step* first;
     Capture* capture;
@@ -129,10 +130,16 @@ static __thread int thread_mode = MODE_GLOBAL;
 #define EXPORT __attribute__((visibility("default")))
 #define LOCKED __attribute__((cleanup(unlock))) pthread_mutex_t* held = lock(); (void)held
 #define NEED_CONTEXT if (!is_initialized) return NOT_INITIALIZED; if (depth == 0) return INVALID_CONTEXT; LOCKED; \
-    if (is_refused()) return refusal
+    if (fails(__func__)) return 999; if (is_refused()) return refusal
 
 static pthread_mutex_t* lock(void) { pthread_mutex_lock(&mutex); return &mutex; }
 static void unlock(pthread_mutex_t** held) { pthread_mutex_unlock(*held); }
+
+static int fails(const char* name) {
+    const char* text = getenv("FAKE_CUDA_FAIL");
+    const char* found = text ? strstr(text, name) : NULL;
+    return found && (found[strlen(name)] == 0 || found[strlen(name)] == ',');
+}
 
 /* Of the calls from now on, `times` are refused from the one with this number on (from 0). Returns how many there were
  * since this was called before. */
@@ -222,6 +229,7 @@ EXPORT CUresult cuDeviceGetUuid_v2(char* uuid, CUdevice device) {
     return SUCCESS;
 }
 EXPORT CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice device) {
+    if (fails(__func__)) return 999;
     snprintf(text, length, "0000:%02X:00.0", device + 1);
     return SUCCESS;
 }
@@ -242,11 +250,6 @@ EXPORT CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) 
 
 /* Contexts. */
 
-static int fails(const char* name) {
-    const char* text = getenv("FAKE_CUDA_FAIL");
-    const char* found = text ? strstr(text, name) : NULL;
-    return found && (found[strlen(name)] == 0 || found[strlen(name)] == ',');
-}
 /* What another thread could do during a function: `call` is called once, when that function is called next. */
 static const char* watched;
 static void (*watcher)(void);
@@ -262,39 +265,45 @@ static int primaries[MAX_DEVICES];          /* how often each was retained */
 EXPORT CUresult cuDevicePrimaryCtxRetain(Context** context, CUdevice device) {
     static int is_made;
     if (!is_initialized) return NOT_INITIALIZED;
-    if (fails("cuDevicePrimaryCtxRetain")) return 999;
+    if (fails(__func__)) return 999;
     if (!is_made++) mine->bytes += (size_t)setting("FAKE_CUDA_CONTEXT", 0);
     primaries[device]++;
     *context = &contexts[device];
     return SUCCESS;
 }
-static void end_memory_of(Context* context);
+static void end_all_of(Context* context);
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    if (fails(__func__)) return 999;
     primaries[device] = 0;
-    end_memory_of(&contexts[device]);
+    end_all_of(&contexts[device]);
     return SUCCESS;
 }
 EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    if (fails(__func__)) return 999;
     if (!primaries[device]) return INVALID_CONTEXT;
-    if (!--primaries[device]) end_memory_of(&contexts[device]);
+    if (!--primaries[device]) end_all_of(&contexts[device]);
     return SUCCESS;
 }
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* is_active) {
+    if (fails(__func__)) return 999;
     *flags = 0;
     *is_active = primaries[device] > 0;
     return SUCCESS;
 }
 EXPORT CUresult cuCtxGetCurrent(Context** context) {
+    if (fails(__func__)) return 999;
     if (!is_initialized) return NOT_INITIALIZED;
     *context = depth ? stack[depth - 1] : NULL;
     return SUCCESS;
 }
 EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
+    if (fails(__func__)) return 999;
     if (depth == 0) return INVALID_CONTEXT;
     *device = stack[depth - 1]->ordinal;
     return SUCCESS;
 }
 EXPORT CUresult cuCtxPushCurrent_v2(Context* context) {
+    if (fails(__func__)) return 999;
     if (depth == 32) abort();
     stack[depth++] = context;
     return SUCCESS;
@@ -310,6 +319,7 @@ EXPORT CUresult cuCtxSetCurrent(Context* context) {
     return SUCCESS;
 }
 EXPORT CUresult cuCtxCreate_v2(Context** context, unsigned int flags, CUdevice device) {
+    if (fails(__func__)) return 999;
     if (!is_initialized) return NOT_INITIALIZED;
     if (flags) return INVALID_VALUE;
     *context = calloc(1, sizeof **context);
@@ -317,8 +327,9 @@ EXPORT CUresult cuCtxCreate_v2(Context** context, unsigned int flags, CUdevice d
     return cuCtxPushCurrent_v2(*context);
 }
 EXPORT CUresult cuCtxDestroy_v2(Context* context) {
+    if (fails(__func__)) return 999;
     if (depth && stack[depth - 1] == context) depth--;
-    end_memory_of(context);
+    end_all_of(context);
     return SUCCESS;
 }
 EXPORT CUresult cuCtxEnablePeerAccess(Context* peer, unsigned int flags) {
@@ -483,9 +494,11 @@ EXPORT CUresult cuStreamCreate(Stream** stream, unsigned int flags) {
     NEED_CONTEXT;
     if (flags != 1) return INVALID_VALUE;
     *stream = new_stream();
+    (*stream)->context = stack[depth - 1];
     return SUCCESS;
 }
 EXPORT CUresult cuStreamCreateWithPriority(Stream** stream, unsigned int flags, int priority) {
+    if (fails(__func__)) return 999;
     return priority ? INVALID_VALUE : cuStreamCreate(stream, flags);
 }
 /* Its memory stays, so that a later use of it shows. */
@@ -586,6 +599,7 @@ EXPORT CUresult cuStreamWriteValue32_v2(Stream* stream, CUdeviceptr address, uin
 /* Capture and graphs. */
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
+    if (fails(__func__)) return 999;
     int before = thread_mode;
     thread_mode = *mode;
     *mode = before;
@@ -739,24 +753,24 @@ static void let_plain_go(Area* area) {
     mine->bytes -= area->size;
     remove_area(area);
 }
-static void end_memory_of(Context* context) {
+static void end_all_of(Context* context) {
     LOCKED;
     for (Area *area = areas, *next; area; area = next) {
         next = area->next;
         if (area->kind == PLAIN && area->context == context) let_plain_go(area);
     }
+    for (Stream* stream = streams; stream; stream = stream->next)
+        if (stream->context == context) stream->magic = DESTROYED_MAGIC;
 }
 
 EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
     NEED_CONTEXT;
-    if (fails("cuMemGetInfo_v2")) return 999;
     *free_bytes = TOTAL - used();
     *total_bytes = TOTAL;
     return SUCCESS;
 }
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
     NEED_CONTEXT;
-    if (fails("cuMemAlloc_v2")) return 999;
     int descriptor;
     if (spoil()) return CAPTURE_UNSUPPORTED;
     during("cuMemAlloc_v2");
@@ -767,7 +781,6 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
 }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     NEED_CONTEXT;
-    if (fails("cuMemFree_v2")) return 999;
     Area* area = find_area(PLAIN, address);
     if (spoil()) return CAPTURE_UNSUPPORTED;
     if (!area) return INVALID_VALUE;
@@ -799,7 +812,6 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdevic
 /* A module is as large as its first eight bytes say; a function takes a page when it is first launched. */
 EXPORT CUresult cuModuleLoadData(void** module, const size_t* image) {
     NEED_CONTEXT;
-    if (fails("cuModuleLoadData")) return 999;
     if (!take(*image)) return OUT_OF_MEMORY;
     *module = (void*)image;
     return SUCCESS;
@@ -967,7 +979,6 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
 EXPORT CUresult cuMemCreate(Handle* handle, size_t size, const Properties* properties, unsigned long long flags) {
     NEED_CONTEXT;
     int descriptor;
-    if (fails("cuMemCreate")) return 999;
     if (!is_without("strictness") && spoil()) return CAPTURE_UNSUPPORTED;
     if (!are_valid(properties) || !is_page_multiple(size) || flags) return INVALID_VALUE;
     if ((properties->handle_types & 8) && is_without("fabric")) return NOT_PERMITTED;
@@ -980,7 +991,7 @@ EXPORT CUresult cuMemCreate(Handle* handle, size_t size, const Properties* prope
     *handle = (Handle)chunk;
     return SUCCESS;
 }
-EXPORT CUresult cuMemRelease(Handle handle) { NEED_CONTEXT; if (fails("cuMemRelease")) return 999; let_chunk_go(chunk_of(handle)); return SUCCESS; }
+EXPORT CUresult cuMemRelease(Handle handle) { NEED_CONTEXT; let_chunk_go(chunk_of(handle)); return SUCCESS; }
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, Handle handle, unsigned long long flags) {
     NEED_CONTEXT;
     Chunk* chunk = chunk_of(handle);
@@ -1032,6 +1043,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(Handle* handle, void* shareable, 
 /* The device's own pool. Free memory is kept for requests of its size; a free happens when its stream gets to it. */
 
 EXPORT CUresult cuDeviceGetDefaultMemPool(Pool** pool, CUdevice device) {
+    if (fails(__func__)) return 999;
     if (device < 0 || device >= device_count()) return INVALID_DEVICE;
     *pool = &pools[device];
     return SUCCESS;
@@ -1049,6 +1061,7 @@ EXPORT CUresult cuMemPoolSetAttribute(Pool* pool, int attribute, void* value) {
     return SUCCESS;
 }
 EXPORT CUresult cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) {
+    if (fails(__func__)) return 999;
     LOCKED;
     move_all();
     if (attribute >= 1 && attribute <= 3) { *(int*)value = pool->reuse[attribute]; return SUCCESS; }
@@ -1117,14 +1130,15 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, Pool*
     return SUCCESS;
 }
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr* address, size_t size, Stream* stream) {
+    if (fails(__func__)) return 999;
     return depth ? cuMemAllocFromPoolAsync(address, size, &pools[stack[depth - 1]->ordinal], stream) : INVALID_CONTEXT;
 }
 EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, Stream* stream) {
+    if (fails(__func__)) return 999;
     return cuMemAllocAsync(address, size, stream ? stream : (Stream*)2);
 }
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, Stream* given) {
     NEED_CONTEXT;
-    if (fails("cuMemFreeAsync")) return 999;
     Stream* stream = stream_of(given);
     Area* area = find_area(IN_GRAPH, address);
     if (stream->capture) {
@@ -1144,12 +1158,14 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, Stream* given) {
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, Stream* stream) {
+    if (fails(__func__)) return 999;
     return cuMemFreeAsync(address, stream ? stream : (Stream*)2);
 }
 
 /* Functions by their names without a version; these forms are the only ones here. */
 
 EXPORT CUresult cuGetProcAddress_v2(const char* name, void** found, int version, uint64_t flags, int* status) {
+    if (fails(__func__)) return 999;
     static const char* const ends[] = {"_ptsz", "_v2_ptsz", "_v2", ""};
     char whole[128];
     *found = NULL;
@@ -1163,6 +1179,7 @@ EXPORT CUresult cuGetProcAddress_v2(const char* name, void** found, int version,
     return *found ? SUCCESS : 500;
 }
 EXPORT CUresult cuGetProcAddress(const char* name, void** found, int version, uint64_t flags) {
+    if (fails(__func__)) return 999;
     return cuGetProcAddress_v2(name, found, version, flags, NULL);
 }
 

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from allotment import preload
 from helpers.c_library import compiled
 
 NAME = "libcuda.so.1"
@@ -83,6 +84,18 @@ def run(driver: Path | None, *arguments: str | Path, **variables: str) -> subpro
         environment["LD_LIBRARY_PATH"] = str(driver)
     return subprocess.run(
         [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def run_beside(part: str, folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run a C program that includes a part of the library, to call what no other part sees."""
+    source = Path(preload.__file__).parent / "library"
+    (folder / "main.c").write_text(program)
+    others = [other for other in source.glob("*.c") if other.name != part]
+    options = ["-std=gnu11", f"-I{source}", "-lpthread", "-ldl"]
+    subprocess.run(["cc", "-o", folder / "main", folder / "main.c", *others, *options], check=True)
+    return subprocess.run(
+        [folder / "main"], env={"ALLOTMENT_PRELOAD": "count"}, capture_output=True, text=True, timeout=120
     )
 
 

@@ -89,20 +89,32 @@ allotment.current("cuda:0").inspection.check_invariants()
     assert output_of(driver, tmp_path, program, *SERVE) == ["0 True", "True"]
 
 
-def test_work_on_the_stream_of_a_thread_is_waited_for(driver, tmp_path):
+@pytest.mark.parametrize("how", [(), ("cuMemFreeAsync", "ctypes.c_void_p(2)")], ids=["a free", "a free on it"])
+def test_a_block_is_used_again_only_after_work_on_the_streams_of_threads(driver, tmp_path, how):
     program = (
         HOLD
-        + """
+        + f"""
 import threading
 address = allocate(3 * MIB)
-function = ctypes.c_int(1)
-cuda.cuLaunchKernel(ctypes.byref(function), 1, 1, 1, 1, 1, 1, 0, ctypes.c_void_p(2), None, None)
-hold(ctypes.c_void_p(2))
-threading.Timer(0.2, lambda: (cuda.cuCtxPushCurrent_v2(context), let_go())).start()
-print(free(address), cuda.cuStreamQuery(ctypes.c_void_p(2)))
+def work():
+    cuda.cuCtxPushCurrent_v2(context)
+    hold(ctypes.c_void_p(2))
+    cuda.cuMemsetD8Async(ctypes.c_uint64(address), 7, ctypes.c_size_t(100), ctypes.c_void_p(2))
+    if {bool(how)}:
+        print(free(address, *{how[:1]}, ctypes.c_void_p(2)), end=" ")
+worker = threading.Thread(target=work)
+worker.start()
+worker.join()
+if not {bool(how)}:
+    print(free(address), end=" ")
+print(allocate(3 * MIB) != address)
+let_go()
+cuda.cuCtxSynchronize()
+print(allocate(3 * MIB) == address)
+allotment.current("cuda:0").inspection.check_invariants()
 """
     )
-    assert output_of(driver, tmp_path, program, *SERVE) == ["0 0"]
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 True", "True"]
 
 
 def test_stream_ordered_memory_is_used_again_on_its_stream_at_once_and_elsewhere_later(driver, tmp_path):
@@ -151,6 +163,49 @@ for _ in range(2):
 """
     )
     assert output_of(driver, tmp_path, program, *SERVE) == ["0 1", "True 0 0", "True 0 0"]
+
+
+def test_a_wait_that_the_driver_refuses_leaves_the_order_after_the_streams_that_are_left(driver, tmp_path):
+    program = (
+        HOLD
+        + """
+gone, busy, address = stream(), stream(), allocate(3 * MIB)
+hold(gone)
+cuda.cuStreamDestroy_v2(gone)
+hold(busy)
+os.environ["FAKE_CUDA_FAIL"] = "cuCtxSynchronize"
+print(free(address), allocate(3 * MIB) != address)
+let_go()
+"""
+    )
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 True"]
+
+
+def test_streams_end_with_their_context_and_are_not_asked(driver, tmp_path):
+    program = """
+    second = ctypes.c_void_p()
+    assert cuda.cuCtxCreate_v2(ctypes.byref(second), 0, 0) == 0
+    kept = stream()
+    assert cuda.cuCtxDestroy_v2(second) == 0
+    print(free(allocate(3 * MIB)))
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0"]
+
+
+def test_a_free_waits_for_the_streams_of_contexts_that_the_allocator_cannot_record(driver, tmp_path):
+    program = (
+        HOLD
+        + """
+address, second, word = allocate(3 * MIB), ctypes.c_void_p(), ctypes.c_uint32.from_address(flag.value)
+assert cuda.cuCtxCreate_v2(ctypes.byref(second), 0, 0) == 0
+hold(stream())
+cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+call = ctypes.CFUNCTYPE(None)(lambda: setattr(word, "value", 1))
+cuda.fake_during(b"cuCtxSynchronize", call)
+print(free(address), word.value)
+"""
+    )
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 1"]
 
 
 @pytest.mark.parametrize("current", ["no context", "another device"])

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from allotment import preload
 from helpers.c_library import compiled
-from helpers.preloaded import build_driver, output_of, run
+from helpers.preloaded import build_driver, output_of, run, run_beside
 
 CALLER = """
 #define _GNU_SOURCE
@@ -268,10 +267,5 @@ int main(void) {
 
 
 def test_a_fork_while_another_thread_names_a_caller_leaves_no_lock_in_the_child(tmp_path):
-    source = Path(preload.__file__).parent / "library"
-    (tmp_path / "main.c").write_text(FORKS)
-    parts = [part for part in source.glob("*.c") if part.name != "callers.c"]
-    options = ["-std=gnu11", f"-I{source}", "-lpthread", "-ldl"]
-    subprocess.run(["cc", "-o", tmp_path / "main", tmp_path / "main.c", *parts, *options], check=True)
-    done = subprocess.run([tmp_path / "main"], env={"ALLOTMENT_PRELOAD": "count"}, capture_output=True, text=True)
+    done = run_beside("callers.c", tmp_path, FORKS)
     assert (done.stdout, done.stderr) == ("0\n", "")

@@ -80,6 +80,10 @@ class Preloaded:
 
     def ways(self) -> dict[str, dict[str, Any]]:
         """Return the functions looked up or called: "calls", and "found_by", the library that looked it up, by way."""
+        return {name: own for name, own in self.known().items() if own["found_by"] or own["calls"]}
+
+    def known(self) -> dict[str, dict[str, Any]]:
+        """Return `ways` with all functions of the driver that the library replaces."""
         name, calls, ways = ctypes.c_char_p(), ctypes.c_uint64(), ctypes.c_int()
         asking = (ctypes.c_char_p * len(WAYS))()
         found, number = {}, 0
@@ -87,8 +91,7 @@ class Preloaded:
             number, ctypes.byref(name), ctypes.byref(calls), ctypes.byref(ways), asking
         ):
             by = {way: (asking[at] or b"").decode() for at, way in enumerate(WAYS) if ways.value & 1 << at}
-            if (by or calls.value) and name.value is not None:
-                found[name.value.decode()] = {"calls": calls.value, "found_by": by}
+            found[(name.value or b"").decode()] = {"calls": calls.value, "found_by": by}
             number += 1
         return found
 

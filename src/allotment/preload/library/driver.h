@@ -83,14 +83,6 @@ typedef struct { unsigned int sizes[7]; CUstream stream; } CUlaunch;            
              (const CUlaunch* how, CUfunction function, void** parameters, void** extra)) \
     FUNCTION(cuLaunchKernelEx_ptsz, cuLaunchKernelEx, 11060, 1, \
              (const CUlaunch* how, CUfunction function, void** parameters, void** extra)) \
-    FUNCTION(cuMemcpyAsync_ptsz, cuMemcpyAsync, 7000, 1, \
-             (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)) \
-    FUNCTION(cuMemcpyHtoDAsync_v2_ptsz, cuMemcpyHtoDAsync, 7000, 1, \
-             (CUdeviceptr to, const void* from, size_t size, CUstream stream)) \
-    FUNCTION(cuMemcpyDtoHAsync_v2_ptsz, cuMemcpyDtoHAsync, 7000, 1, \
-             (void* to, CUdeviceptr from, size_t size, CUstream stream)) \
-    FUNCTION(cuMemcpyDtoDAsync_v2_ptsz, cuMemcpyDtoDAsync, 7000, 1, \
-             (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)) \
     FUNCTION(cuStreamCreate, cuStreamCreate, 2000, 0, (CUstream* stream, unsigned int flags)) \
     FUNCTION(cuStreamCreateWithPriority, cuStreamCreateWithPriority, 5050, 0, \
              (CUstream* stream, unsigned int flags, int priority)) \

@@ -101,6 +101,7 @@ void context_ended(int device, CUcontext context) {
     Figures* own = &figures[device];
     int is_primary = atomic_compare_exchange_strong(&own->primary, &primary, NULL);
     ledger_forget_context(device, (uintptr_t)context, is_primary);
+    streams_end(context);
     if (is_primary) serving_end(device);        /* the allocator's memory is gone */
     if (!atomic_compare_exchange_strong(&own->measured, &measured, NULL)) return;
     atomic_store(&own->context, 0);

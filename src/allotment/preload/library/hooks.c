@@ -203,11 +203,11 @@ EXPORT CUresult cuMemCreate(CUhandle* handle, size_t size, const CUproperties* p
 EXPORT CUresult cuMemRelease(CUhandle handle) {
     Entry ended;
     PASS(cuMemRelease, handle);
-    int has_ended = ledger_chunk(handle, -1, 0, &ended);
+    int has_ended = ledger_chunk(handle, -1, &ended);
     CUresult result = real(handle);
     ended.more = 1;
     if (has_ended) return finish_free(&ended, result);
-    if (result != SUCCESS) ledger_chunk(handle, 1, 0, &ended);
+    if (result != SUCCESS) ledger_chunk(handle, 1, &ended);
     return result;
 }
 
@@ -215,7 +215,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUhandle* handle, void* address) {
     Entry ended;
     PASS(cuMemRetainAllocationHandle, handle, address);
     CUresult result = real(handle, address);
-    if (result == SUCCESS) ledger_chunk(*handle, 1, 0, &ended);
+    if (result == SUCCESS) ledger_chunk(*handle, 1, &ended);
     return result;
 }
 
@@ -228,11 +228,13 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUhand
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     Entry ended;
+    int has_ended;
     PASS(cuMemUnmap, address, size);
     CUresult result = real(address, size);
-    for (uint64_t at = address, own = 0, handle; result == SUCCESS && at < address + size; at += own) {
-        if (!ledger_take_mapping(at, &own, &handle)) break;
-        if (ledger_chunk(handle, 0, -1, &ended)) ledger_settle(&ended, 0, 0);
+    for (uint64_t at = address, own; result == SUCCESS && at < address + size; at += own) {
+        own = ledger_unmap(at, &ended, &has_ended);
+        if (!own) break;
+        if (has_ended) ledger_settle(&ended, 0, 0);
     }
     return result;
 }
@@ -291,12 +293,10 @@ LOADS(cuLibraryLoadFromFile, (void** library, const char* file, int* choices, vo
                               int* library_choices, void** library_values, unsigned int library_count_),
       library, file, choices, values, count, library_choices, library_values, library_count_)
 
-/* No other thread can query work on a thread's own default stream: see `serving`. */
 #define LAUNCHES(name, parameters, stream_used, ...) \
     EXPORT CUresult name parameters { \
         CUresult result; \
         PASS(name, __VA_ARGS__); \
-        if (stream_used == THREAD_STREAM) note_thread_streams(); \
         WITH_ROOM(is_captured(stream_used), result, real(__VA_ARGS__)); \
         if (result == SUCCESS) note_launch(function); \
         return result; \
@@ -314,40 +314,29 @@ LAUNCHES(cuLaunchKernelEx, (const CUlaunch* how, CUfunction function, void** par
 LAUNCHES(cuLaunchKernelEx_ptsz, (const CUlaunch* how, CUfunction function, void** parameters, void** extra),
          (how && how->stream ? how->stream : THREAD_STREAM), how, function, parameters, extra)
 
-#define COPIES(name, to_type, from_type) \
-    EXPORT CUresult name(to_type to, from_type from, size_t size, CUstream stream) { \
-        PASS(name, to, from, size, stream); \
-        if (!stream) note_thread_streams(); \
-        return real(to, from, size, stream); \
-    }
-COPIES(cuMemcpyAsync_ptsz, CUdeviceptr, CUdeviceptr)
-COPIES(cuMemcpyHtoDAsync_v2_ptsz, CUdeviceptr, const void*)
-COPIES(cuMemcpyDtoHAsync_v2_ptsz, void*, CUdeviceptr)
-COPIES(cuMemcpyDtoDAsync_v2_ptsz, CUdeviceptr, CUdeviceptr)
-
 /* --- streams and contexts --- */
 
 EXPORT CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
     PASS(cuStreamCreate, stream, flags);
     CUresult result = real(stream, flags);
-    if (result == SUCCESS) note_stream(*stream, 1);
+    if (result == SUCCESS) note_stream(*stream, current_context());
     return result;
 }
 EXPORT CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
     PASS(cuStreamCreateWithPriority, stream, flags, priority);
     CUresult result = real(stream, flags, priority);
-    if (result == SUCCESS) note_stream(*stream, 1);
+    if (result == SUCCESS) note_stream(*stream, current_context());
     return result;
 }
 EXPORT CUresult cuGreenCtxStreamCreate(CUstream* stream, void* context, unsigned int flags, int priority) {
     PASS(cuGreenCtxStreamCreate, stream, context, flags, priority);
     CUresult result = real(stream, context, flags, priority);
-    if (result == SUCCESS) note_stream(*stream, 1);
+    if (result == SUCCESS) note_stream(*stream, NULL);
     return result;
 }
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
     PASS(cuStreamDestroy_v2, stream);
-    note_stream(stream, 0);
+    note_no_stream(stream);
     return real(stream);
 }
 
@@ -358,13 +347,17 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     if (result == SUCCESS) context_made(device, *context, 1, used_before);
     return result;
 }
-/* All memory of a context ends with it. */
+static CUcontext primary_of(int device) {
+    return device >= 0 && device < DEVICES ? atomic_load(&figures[device].primary) : NULL;
+}
+/* All memory and all streams of a context end with it. */
 static void primary_ended(int device) {
-    CUcontext context = device >= 0 && device < DEVICES ? atomic_load(&figures[device].primary) : NULL;
+    CUcontext context = primary_of(device);
     if (context) context_ended(device, context);
 }
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     PASS(cuDevicePrimaryCtxReset_v2, device);
+    streams_end(primary_of(device));
     CUresult result = real(device);
     if (result == SUCCESS) primary_ended(device);
     return result;
@@ -388,6 +381,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
         device = current_device();
         pop(&popped);
     }
+    streams_end(context);       /* before it ends: another thread may query them at any moment */
     CUresult result = real(context);
     if (result == SUCCESS) context_ended(device, context);
     return result;

@@ -10,18 +10,29 @@ typedef struct Table { Entry* entries; size_t capacity, used; } Table;     /* op
 enum { ADDRESSES, SERVED, HANDLES, MAPPINGS, TABLES };     /* a served block may have the address of its segment */
 enum { FIRST_CAPACITY = 4096 };
 
+/* What `more` of a chunk contains: handles below, mappings above them, and its number, because the driver may use the
+ * handle's value again before the last unmapping is noted. */
+enum { MAPPING_BITS = 16, NUMBER_BITS = 40 };
+#define HOLDS (((uint64_t)1 << NUMBER_BITS) - 1)
+
 static Table tables[TABLES];
 static Sum sums[DEVICES][LIBRARIES];
 static Standing standings[DEVICES];
 static uint64_t uncounted[DEVICES];     /* the most that the driver uses of the device beyond what is held */
 static struct { uint64_t bytes, calls; } by_stack[STACKS];
+static uint64_t chunks;                  /* made so far */
 static Spin lock = ATOMIC_FLAG_INIT;
 
 void ledger_lock(void) { spin_lock(&lock); }
 void ledger_unlock(void) { spin_unlock(&lock); }
 
+/* The upper half of the product depends on every bit of the key; segments differ in their upper bits only. */
+static size_t wanted_place(const Table* table, uint64_t key) {
+    return key * 0x9E3779B97F4A7C15ull >> 32 & (table->capacity - 1);
+}
+
 static size_t place_of(const Table* table, uint64_t key) {
-    size_t at = (key >> 8 ^ key) * 0x9E3779B97F4A7C15ull & (table->capacity - 1);
+    size_t at = wanted_place(table, key);
     while (table->entries[at].key && table->entries[at].key != key) at = (at + 1) & (table->capacity - 1);
     return at;
 }
@@ -48,8 +59,7 @@ static Entry* find(Table* table, uint64_t key) {
 static void erase(Table* table, Entry* entry) {
     size_t mask = table->capacity - 1, hole = (size_t)(entry - table->entries);
     for (size_t at = (hole + 1) & mask; table->entries[at].key; at = (at + 1) & mask) {
-        uint64_t key = table->entries[at].key;
-        size_t wanted = (key >> 8 ^ key) * 0x9E3779B97F4A7C15ull & mask;
+        size_t wanted = wanted_place(table, table->entries[at].key);
         if (((at - wanted) & mask) < ((at - hole) & mask)) continue;
         table->entries[hole] = table->entries[at];
         hole = at;
@@ -102,11 +112,13 @@ int ledger_add(const Entry* entry) {
         if (!place->key) table->used++;
         else if (entry->kind != KIND_MAPPING) forget(place);
         *place = *entry;
+        if (entry->kind == KIND_CHUNK) place->more |= ++chunks << NUMBER_BITS;
         if (entry->kind != KIND_MAPPING) count_in(entry);
         if (entry->kind == KIND_MAPPING) {
             Entry* chunk = find(&tables[HANDLES], entry->more);
             if (chunk) {
-                chunk->more += (uint64_t)1 << 32;
+                chunk->more += (uint64_t)1 << MAPPING_BITS;
+                place->stack = (uint32_t)(chunk->more >> NUMBER_BITS);
                 place->device = chunk->device;
             }
         }
@@ -153,30 +165,38 @@ int ledger_find_served(uint64_t address, Entry* entry) {
     return found != NULL;
 }
 
-int ledger_chunk(uint64_t handle, int references, int mappings, Entry* ended) {
+/* pre: locked. Counts holds of a chunk in or out, and removes it if that was its last. */
+static int change_chunk(Entry* chunk, uint64_t change, Entry* ended) {
+    if (!chunk) return 0;
+    chunk->more += change;
+    if (chunk->more & HOLDS) return 0;
+    *ended = *chunk;
+    begin_to_free(chunk);
+    erase(&tables[HANDLES], chunk);
+    return 1;
+}
+
+int ledger_chunk(uint64_t handle, int references, Entry* ended) {
     ledger_lock();
-    Entry* chunk = find(&tables[HANDLES], handle);
-    if (chunk) chunk->more += (uint64_t)(int64_t)references + ((uint64_t)(int64_t)mappings << 32);
-    int has_ended = chunk && !chunk->more;      /* references below, mappings above */
-    if (has_ended) {
-        *ended = *chunk;
-        begin_to_free(chunk);
-        erase(&tables[HANDLES], chunk);
-    }
+    int has_ended = change_chunk(find(&tables[HANDLES], handle), (uint64_t)(int64_t)references, ended);
     ledger_unlock();
     return has_ended;
 }
 
-int ledger_take_mapping(uint64_t address, uint64_t* size, uint64_t* handle) {
+uint64_t ledger_unmap(uint64_t address, Entry* ended, int* has_ended) {
+    uint64_t size = 0;
     ledger_lock();
-    Entry* found = find(&tables[MAPPINGS], address);
-    if (found) {
-        *size = found->size;
-        *handle = found->more;
-        erase(&tables[MAPPINGS], found);
+    Entry* mapping = find(&tables[MAPPINGS], address);
+    *has_ended = 0;
+    if (mapping) {
+        Entry* chunk = find(&tables[HANDLES], mapping->more);
+        int is_same = chunk && (uint32_t)(chunk->more >> NUMBER_BITS) == mapping->stack;
+        size = mapping->size;
+        erase(&tables[MAPPINGS], mapping);
+        *has_ended = change_chunk(is_same ? chunk : NULL, -((uint64_t)1 << MAPPING_BITS), ended);
     }
     ledger_unlock();
-    return found != NULL;
+    return size;
 }
 
 void ledger_sum(int device, int library, Sum* sum) {

@@ -62,8 +62,8 @@ int stack_frames(uint32_t stack, void** frames);
 enum { KIND_PLAIN, KIND_ASYNC, KIND_POOL, KIND_MANAGED, KIND_CHUNK, KIND_MAPPING, KIND_SERVED, KIND_SERVED_ASYNC };
 typedef struct Entry {
     uint64_t key, size, more;       /* more: the context of plain and managed memory, the stream of a served block, the
-                                       handle of a mapping, or the two counts of a chunk */
-    uint32_t stack;
+                                       handle of a mapping, or what holds a chunk */
+    uint32_t stack;                 /* of a mapping: the number of its chunk */
     uint16_t library;
     uint8_t kind, device;
 } Entry;
@@ -83,8 +83,8 @@ int ledger_take(uint64_t address, Entry* entry);                    /* 0: unknow
 int ledger_take_served(uint64_t address, Entry* entry);
 int ledger_library(uint64_t address);                               /* of driver memory; -1: unknown */
 int ledger_find_served(uint64_t address, Entry* entry);             /* also in the middle of a block */
-int ledger_chunk(uint64_t handle, int references, int mappings, Entry* ended);  /* more or fewer; 1: that was the last */
-int ledger_take_mapping(uint64_t address, uint64_t* size, uint64_t* handle);
+int ledger_chunk(uint64_t handle, int references, Entry* ended);    /* more or fewer; 1: that was the last hold */
+uint64_t ledger_unmap(uint64_t address, Entry* ended, int* has_ended);      /* the size of the mapping; 0: unknown */
 void ledger_sum(int device, int library, Sum* sum);
 void ledger_standing(int device, Standing* standing);
 int ledger_charge(int device, uint64_t size, uint64_t most);        /* 0: everything + size would be more than `most` */
@@ -131,8 +131,9 @@ int serve_async(CUdeviceptr* address, size_t size, CUstream stream, Caller calle
 CUresult serve_free(const Entry* entry);
 CUresult serve_free_async(const Entry* entry, CUstream stream);
 int serve_give_back(int device);
-void note_stream(CUstream stream, int is_new);
-void note_thread_streams(void);
+void note_stream(CUstream stream, CUcontext context);
+void note_no_stream(CUstream stream);
+void streams_end(CUcontext context);    /* they end with it */
 void serving_end(int device);       /* the driver serves its requests from now on */
 void serving_in_child(void);
 

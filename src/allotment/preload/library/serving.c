@@ -2,7 +2,8 @@
  *
  * A block of cuMemAlloc belongs to no stream: its user may use it on any stream at once. So these blocks belong to a
  * separate stream, on which nothing ever runs. cuMemFree, which in the driver waits for all work, tells the allocator
- * which streams have work; the block is reused when that work is done. */
+ * which streams have work; the block is reused when that work is done. Only its own thread can name the stream that each
+ * thread has for itself, so the block also waits for an event of the default stream, which comes after all of these. */
 #include <string.h>
 
 #include "parts.h"
@@ -13,10 +14,9 @@ Server servers[DEVICES];
 static _Atomic(int (*)(int)) set_up;
 static __thread int inside __attribute__((tls_model("initial-exec")));
 
-static struct { CUstream stream; int device; } streams[STREAMS];
+static struct { CUstream stream; CUcontext context; int device; } streams[STREAMS];
 static int stream_count, too_many_streams;
 static Spin listing = ATOMIC_FLAG_INIT;
-static atomic_int has_thread_streams;
 static atomic_uint destroyed_busy, waited_for[DEVICES];     /* streams whose work goes on without them */
 
 EXPORT void allotment_preload_set_up_with(int (*function)(int)) { atomic_store(&set_up, function); }
@@ -49,19 +49,30 @@ static int has_work(CUstream stream) {
     return !is_capturing(stream) && REAL(cuStreamQuery)(stream) == NOT_READY;
 }
 
-void note_stream(CUstream stream, int is_new) {
+void note_stream(CUstream stream, CUcontext context) {
     if (options.depth != DEPTH_SERVE) return;
-    int mode = CAPTURE_RELAXED, device = is_new ? current_device() : -1;
+    int device = current_device();
+    spin_lock(&listing);
+    int at = 0;
+    while (at < stream_count && streams[at].stream != stream) at++;
+    if (at == STREAMS) too_many_streams = 1;
+    else {
+        streams[at].stream = stream;
+        streams[at].context = context;
+        streams[at].device = device;
+        if (at == stream_count) stream_count++;
+    }
+    spin_unlock(&listing);
+}
+
+void note_no_stream(CUstream stream) {
+    if (options.depth != DEPTH_SERVE) return;
+    int mode = CAPTURE_RELAXED;
     T_cuThreadExchangeStreamCaptureMode exchange = REAL(cuThreadExchangeStreamCaptureMode);
     spin_lock(&listing);
     int at = 0;
     while (at < stream_count && streams[at].stream != stream) at++;
-    if (is_new && at < STREAMS) {
-        streams[at].stream = stream;
-        streams[at].device = device;
-        if (at == stream_count) stream_count++;
-    } else if (is_new) too_many_streams = 1;
-    else if (at < stream_count) {
+    if (at < stream_count) {
         if (exchange) exchange(&mode);
         if (has_work(stream)) atomic_fetch_add(&destroyed_busy, 1);
         if (exchange) exchange(&mode);
@@ -70,33 +81,47 @@ void note_stream(CUstream stream, int is_new) {
     spin_unlock(&listing);
 }
 
-void note_thread_streams(void) { atomic_store(&has_thread_streams, 1); }
+void streams_end(CUcontext context) {
+    if (!context) return;
+    spin_lock(&listing);
+    for (int at = 0; at < stream_count;)
+        if (streams[at].context == context) streams[at] = streams[--stream_count];
+        else at++;
+    spin_unlock(&listing);
+}
+
+/* Orders the reuse of the block after what each thread has submitted to its own stream. */
+static void order_after_thread_streams(const allotment_entry_points* table, const Entry* entry) {
+    if (is_capturing(NULL)) REAL(cuCtxSynchronize)();
+    else table->record_stream(table->context, (void*)(uintptr_t)entry->key, NULL);
+}
 
 /* Orders the reuse of the block after all work submitted to its device. pre: the device's context is current */
 static void order_after_all_work(const allotment_entry_points* table, const Entry* entry) {
-    int mode = CAPTURE_RELAXED, count = 0;
+    int mode = CAPTURE_RELAXED, count = 0, must_wait = too_many_streams;
     unsigned int destroyed = atomic_load(&destroyed_busy);
     CUstream busy[BUSY];
+    CUcontext primary = atomic_load(&figures[entry->device].primary);
     T_cuThreadExchangeStreamCaptureMode exchange = REAL(cuThreadExchangeStreamCaptureMode);
-    void* block = (void*)(uintptr_t)entry->key;
-    if (atomic_load(&has_thread_streams) || too_many_streams) {     /* other threads' streams cannot be named */
-        REAL(cuCtxSynchronize)();
+    if (destroyed != atomic_load(&waited_for[entry->device])) must_wait = 1;
+    if (must_wait && REAL(cuCtxSynchronize)() == SUCCESS) {
+        atomic_store(&waited_for[entry->device], destroyed);
         return;
     }
-    if (destroyed != atomic_load(&waited_for[entry->device])) {
-        if (REAL(cuCtxSynchronize)() == SUCCESS) atomic_store(&waited_for[entry->device], destroyed);
-        return;
-    }
+    must_wait = 0;
     if (exchange) exchange(&mode);
-    if (has_work(NULL)) table->record_stream(table->context, block, NULL);
+    if (!is_capturing(NULL)) table->record_stream(table->context, (void*)(uintptr_t)entry->key, NULL);
     spin_lock(&listing);            /* so that no stream is destroyed while it is queried */
-    for (int at = 0; at < stream_count && count < BUSY; at++)
-        if (streams[at].device == entry->device && (uint64_t)(uintptr_t)streams[at].stream != entry->more
-            && has_work(streams[at].stream)) busy[count++] = streams[at].stream;
+    for (int at = 0; at < stream_count && !must_wait; at++) {
+        if (streams[at].device != entry->device && streams[at].device >= 0) continue;
+        if ((uint64_t)(uintptr_t)streams[at].stream == entry->more || !has_work(streams[at].stream)) continue;
+        if (streams[at].context != primary || count == BUSY) must_wait = 1;     /* the allocator cannot record it */
+        else busy[count++] = streams[at].stream;
+    }
     spin_unlock(&listing);
-    for (int at = 0; at < count; at++) table->record_stream(table->context, block, busy[at]);
+    for (int at = 0; at < count; at++) table->record_stream(table->context, (void*)(uintptr_t)entry->key, busy[at]);
     if (exchange) exchange(&mode);
-    if (count == BUSY) REAL(cuCtxSynchronize)();
+    if (must_wait) REAL(cuCtxSynchronize)();
 }
 
 /* --- requests --- */
@@ -190,7 +215,7 @@ CUresult serve_free_async(const Entry* entry, CUstream stream) {
     const allotment_entry_points* table = atomic_load(&servers[entry->device].tables[TENANT_OTHER]);
     if (stream == LEGACY_STREAM) stream = NULL;
     inside++;
-    if (stream == THREAD_STREAM) REAL(cuCtxSynchronize)();
+    if (stream == THREAD_STREAM) order_after_thread_streams(table, entry);
     else if ((uint64_t)(uintptr_t)stream != entry->more)
         table->record_stream(table->context, (void*)(uintptr_t)entry->key, stream);
     CUresult result = give_back(table, entry);
