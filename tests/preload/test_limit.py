@@ -70,6 +70,17 @@ def test_a_request_of_a_library_makes_the_allocator_give_back_its_cache(driver, 
     assert output_of(driver, tmp_path, program, *options) == ["True -2", "202", "True 2"]
 
 
+@pytest.mark.parametrize("short_of", ["the limit", "the device"])
+def test_at_depth_count_a_request_makes_the_shared_allocator_give_back_its_cache_too(driver, tmp_path, short_of):
+    program = """
+    allocator = allotment.current("cuda:0")
+    allocator.free(allocator.malloc(900 * MIB))
+    print(allocate(200 * MIB) > 0, allocator.stats()["reserved_bytes.all.current"] // MIB)
+    """
+    options = ["--limit", "1000MiB"] if short_of == "the limit" else []
+    assert output_of(driver, tmp_path, program, *options) == ["True 0"]
+
+
 def test_the_allocator_itself_is_under_the_limit_and_gives_its_cache_back_for_itself(driver, tmp_path):
     program = """
     allocator = allotment.Allocator("cuda:0")

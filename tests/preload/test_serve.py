@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers.c_library import compiled
 from helpers.preloaded import OPEN, output_of, run
 
 SERVE = ("--depth", "serve")
@@ -361,3 +362,60 @@ def test_a_device_that_cannot_be_served_is_said_once_and_passes_through(driver, 
     done = run(driver, "-m", "allotment.preload", *SERVE, tmp_path / "program.py", ALLOTMENT_CONF="no_such_key:1")
     assert done.stdout == "True True\n"
     assert len(done.stderr.splitlines()) == 1 and "cuda:0 is not served" in done.stderr
+
+
+LOCKS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int has_lock, result = -1;
+
+static void* allocate(void* context) {
+    void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*push)(void*) = dlsym(driver, "cuCtxPushCurrent_v2");
+    int (*take)(uint64_t*, size_t) = dlsym(driver, "cuMemAlloc_v2");
+    uint64_t address;
+    push(context);
+    pthread_mutex_lock(&lock);
+    has_lock = 1;
+    result = take(&address, 3 << 20);
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+int result_under_lock(void* context) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, allocate, context);
+    while (!has_lock) sched_yield();
+    pthread_mutex_lock(&lock);
+    pthread_mutex_unlock(&lock);
+    pthread_join(thread, NULL);
+    return result;
+}
+"""
+
+
+def test_a_request_under_a_lock_that_the_interpreters_holder_waits_for_is_not_stuck(driver, tmp_path):
+    (tmp_path / "caller.c").write_text(LOCKS)
+    library = compiled(tmp_path / "libcaller.so", tmp_path / "caller.c", "-ldl", "-lpthread")
+    program = f"""
+    print(ctypes.PyDLL({str(library)!r}).result_under_lock(context))
+    address = allocate(3 * MIB)
+    while not served():         # as soon as the other thread has set up
+        assert free(address) == 0
+        address = allocate(3 * MIB)
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0"]
+
+
+def test_a_first_request_of_a_thread_that_holds_the_interpreter_is_served(driver, tmp_path):
+    program = """
+    print(allocate(3 * MIB, library=ctypes.PyDLL("libcuda.so.1")) > 0, served())
+    """
+    assert output_of(driver, tmp_path, program, *SERVE) == ["True {'ctypes': 3145728}"]

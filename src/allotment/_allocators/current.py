@@ -64,6 +64,14 @@ def current_caching(device: str = "host", *, settings: str | Settings | None = N
     return found
 
 
+def present_caching(name: str) -> Allocator | None:
+    """Return the caching allocator that is shared under a name, if the program has made one."""
+    from allotment._allocators.caching.allocator import Allocator
+
+    found = _shared.get(name)
+    return found if isinstance(found, Allocator) and not found.closed else None
+
+
 def shared_name(device: str) -> str:
     """Return the name under which a device's allocator is stored. Raises RequestError for an unknown device."""
     return device if device in _shared else device_name(device)

@@ -96,9 +96,12 @@ class Preloaded:
         return found
 
     def set_up_with(self, function: Callable[[int], bool] | None) -> None:
-        """Call `function(device)` before the first request that is served; None removes it."""
+        """Call `function(device)` when the device's allocator is first needed; None removes it.
+
+        A thread without the interpreter lets another one call it, and goes on without the allocator after a second.
+        """
         self._kept.append(_SetUp(function) if function is not None else _SetUp())
-        self._functions.allotment_preload_set_up_with(self._kept[-1])
+        self._functions.allotment_preload_set_up_with(self._kept[-1], ctypes.pythonapi.PyGILState_Check)
 
     def serve(self, device: int, tables: list[int], home: int) -> None:
         """Serve a device through entry points, one table for each of `TENANTS`, on a stream without other work."""

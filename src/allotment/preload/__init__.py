@@ -10,11 +10,13 @@ launchers; `Allocator.process()` reports which library holds what. Linux only.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from allotment._process.library import preloaded
+from allotment._process.library import TENANTS, Preloaded, preloaded
 from allotment._settings.sizes import parse_size
 from allotment.errors import RequestError, UnsupportedError
 
@@ -75,10 +77,27 @@ def stacks() -> list[dict[str, Any]]:
 
 def _attach() -> None:
     library = preloaded()
-    if library is not None and library.depth == "serve":
+    if library is None or library.depth is None:
+        return
+    if library.depth == "serve":
         from allotment.preload import _serving  # late: it loads the allocators
 
-        _serving.attach(library)
+        library.set_up_with(_serving.set_up_on(library))
+    else:
+        library.set_up_with(lambda device: _lend_present(library, device))
+    atexit.register(library.set_up_with, None)  # the last moment at which Python code can run
+
+
+def _lend_present(library: Preloaded, device: int) -> bool:
+    """Let the library empty the cache of the device's shared allocator; False if the program has none so far."""
+    shared = sys.modules.get("allotment._allocators.current")
+    allocator = shared.present_caching(f"cuda:{device}") if shared is not None else None
+    if allocator is None:
+        return False
+    from allotment._allocators.caching.entry_points import entry_points_address  # late: it loads the allocators
+
+    library.serve(device, [entry_points_address(allocator)] * len(TENANTS), 0)
+    return True
 
 
 _attach()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from allotment._allocators.caching.entry_points import entry_points_address
@@ -13,15 +13,9 @@ from allotment._process.library import TENANTS, Preloaded
 if TYPE_CHECKING:
     from allotment._devices.cuda.device import CudaDevice
 
-_is_attached = False
 
-
-def attach(library: Preloaded) -> None:
-    """Start serving requests. Calling it again does nothing."""
-    global _is_attached
-    if _is_attached or library.depth != "serve":
-        return
-    _is_attached = True
+def set_up_on(library: Preloaded) -> Callable[[int], bool]:
+    """Return the function that connects a device's allocator to the library."""
 
     def set_up(device: int) -> bool:
         try:
@@ -33,5 +27,4 @@ def attach(library: Preloaded) -> None:
             return False
         return True
 
-    library.set_up_with(set_up)
-    atexit.register(library.set_up_with, None)  # the last moment at which Python code can run
+    return set_up

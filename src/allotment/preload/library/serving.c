@@ -4,14 +4,18 @@
  * separate stream, on which nothing ever runs. cuMemFree, which in the driver waits for all work, tells the allocator
  * which streams have work; the block is reused when that work is done. Only its own thread can name the stream that each
  * thread has for itself, so the block also waits for an event of the default stream, which comes after all of these. */
+#define _GNU_SOURCE
+#include <pthread.h>
 #include <string.h>
+#include <time.h>
 
 #include "parts.h"
 
-enum { STREAMS = 4096, BUSY = 64, UNKNOWN = 0, READY, OFF, BEING_SET_UP };
+enum { STREAMS = 4096, BUSY = 64, SET_UP_MS = 1000, UNKNOWN = 0, READY, OFF, BEING_SET_UP };
 
 Server servers[DEVICES];
-static _Atomic(int (*)(int)) set_up;
+static _Atomic(int (*)(int)) set_up;        /* Python code */
+static _Atomic(int (*)(void)) may_run_python;
 static __thread int inside __attribute__((tls_model("initial-exec")));
 
 static struct { CUstream stream; CUcontext context; int device; } streams[STREAMS];
@@ -19,9 +23,12 @@ static int stream_count, too_many_streams;
 static Spin listing = ATOMIC_FLAG_INIT;
 static atomic_uint destroyed_busy, waited_for[DEVICES];     /* streams whose work goes on without them */
 
-EXPORT void allotment_preload_set_up_with(int (*function)(int)) { atomic_store(&set_up, function); }
+EXPORT void allotment_preload_set_up_with(int (*function)(int), int (*holds_interpreter)(void)) {
+    atomic_store(&may_run_python, holds_interpreter);
+    atomic_store(&set_up, function);
+}
 
-/* Called by `set_up`, with a table for each tenant. */
+/* Called by `set_up`, with a table for each tenant. At depth `count` the tables only release what is cached. */
 EXPORT void allotment_preload_serve(int device, const allotment_entry_points* const* tables, void* home) {
     servers[device].home = home;
     for (int tenant = 0; tenant < TENANTS; tenant++)
@@ -126,17 +133,36 @@ static void order_after_all_work(const allotment_entry_points* table, const Entr
 
 /* --- requests --- */
 
+static int finish_set_up(int device) {
+    int (*function)(int) = atomic_load(&set_up), failed = options.depth == DEPTH_SERVE ? OFF : UNKNOWN;
+    inside++;
+    int worked = function && function(device) && atomic_load(&servers[device].tables[TENANT_OTHER]);
+    inside--;
+    atomic_store_explicit(&servers[device].state, worked ? READY : failed, memory_order_release);
+    return worked;
+}
+
+static void* set_up_apart(void* device) {
+    finish_set_up((int)(intptr_t)device);
+    return NULL;
+}
+
+/* A caller without the interpreter may hold a lock that the interpreter's holder is waiting for. So another thread sets
+ * up, and the caller does not wait for it for ever: the driver serves what is requested meanwhile. */
 static int is_ready(int device) {
     Server* server = &servers[device];
     int expected = UNKNOWN, state = atomic_load_explicit(&server->state, memory_order_acquire);
     if (state == READY) return 1;
     int (*function)(int) = atomic_load(&set_up);
     if (state != UNKNOWN || !function || !atomic_compare_exchange_strong(&server->state, &expected, BEING_SET_UP)) return 0;
-    inside++;
-    int worked = function(device) && atomic_load(&server->tables[TENANT_OTHER]);
-    inside--;
-    atomic_store_explicit(&server->state, worked ? READY : OFF, memory_order_release);
-    return worked;
+    int (*holds_interpreter)(void) = atomic_load(&may_run_python);
+    if (holds_interpreter && holds_interpreter()) return finish_set_up(device);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, set_up_apart, (void*)(intptr_t)device)) return finish_set_up(device);
+    pthread_detach(thread);
+    for (int waited = 0; waited < SET_UP_MS && atomic_load(&server->state) == BEING_SET_UP; waited++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return atomic_load_explicit(&server->state, memory_order_acquire) == READY;
 }
 
 /* Returns the table that serves this request; NULL if the driver serves it. */
@@ -224,9 +250,10 @@ CUresult serve_free_async(const Entry* entry, CUstream stream) {
 }
 
 int serve_give_back(int device) {
-    if (device < 0) return 0;
+    if (device < 0 || inside) return 0;
+    if (options.depth == DEPTH_COUNT ? !is_ready(device) : atomic_load(&servers[device].state) != READY) return 0;
     const allotment_entry_points* table = atomic_load(&servers[device].tables[TENANT_OTHER]);
-    if (atomic_load(&servers[device].state) != READY || !table || inside) return 0;
+    if (!table) return 0;
     inside++;
     int worked = table->empty_cache(table->context);
     inside--;
