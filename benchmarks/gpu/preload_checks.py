@@ -127,9 +127,14 @@ class Checks:
             self.keep(f"pairs {name}", self.run("pairs", library, preload=preload, seconds=30))
 
     def cap(self) -> None:
-        self.keep("device used by others MiB", self.mib(self.poll.lowest()))
+        others = self.mib(self.poll.lowest())
+        self.keep("device used by others MiB", others)
+        self.keep("natively torch", self.run("take_all", "torch", seconds=60))
         for name in ("torch", "cupy", "jax"):
-            self.keep(f"cap 8 GiB {name}", self.run("take_all", name, preload=["--limit", "8GiB"], seconds=60))
+            run = self.run("take_all", name, preload=["--limit", "8GiB"], seconds=60)
+            if others is not None and run["peak_mib"] is not None:
+                run["within"] = run["peak_mib"] - others <= 8 << 10
+            self.keep(f"cap 8 GiB {name}", run)
 
     def jax(self) -> None:
         ways: dict[str, tuple[list[str] | None, dict[str, str]]] = {
