@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import random
 from pathlib import Path
 
 import pytest
 
-from allotment import Allocator
+from allotment import Allocator, Stream
 from allotment.lab.explain.report import at_peak, explain
 from allotment.lab.replay.run import read_recording
 
@@ -97,3 +98,27 @@ def test_what_dense_placement_would_waste_adds_up(path: Path) -> None:
     assert found.peak_reserved_bytes == recording.replay("placement:dense").peak_reserved_bytes
     assert found.waste.total == found.peak.reserved_bytes - found.peak.live_bytes
     assert found.live_peak.live_bytes == at_peak(recording).live_peak.live_bytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_under_dense_placement_whose_history_begins_in_mid_run_is_explained(seed: int) -> None:
+    choose = random.Random(seed)
+    allocator = Allocator("sim:1GiB", settings="placement:dense")
+    allocator.record_history(max_entries=100)
+    stream = Stream(allocator)
+    live: dict[int, int] = {}
+    for _ in range(400):
+        if live and choose.random() < 0.5:
+            block = choose.choice(list(live))
+            del live[block]
+            allocator.free(block)
+        else:
+            size = choose.choice([512, 5000, 1 << 20, 3 << 20, 9 << 20, 25 << 20])
+            live[allocator.malloc(size, choose.choice([0, stream]))] = size
+
+    recording = read_recording(pickle.dumps(allocator.snapshot()))
+
+    assert recording.in_use()[-1] == sum(live.values())
+    found = explain(recording)
+    assert found.waste.total == found.peak.reserved_bytes - found.peak.live_bytes
+    assert recording.replay().ooms == 0

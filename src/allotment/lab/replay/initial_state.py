@@ -8,11 +8,15 @@ One thing is not certain. A large block can be up to 1 MiB larger than its reque
 A gap of up to 1 MiB after a block is such an excess, since no free block is that small; with a larger gap the excess is
 known if something was allocated there in the block's lifetime, and assumed to be 0 otherwise. A history file contains
 the earlier state, so nothing is uncertain.
+
+A history of dense placement does not say where its chunks were mapped before it began. No replay follows it, so its
+blocks are requested again, wherever the replay places them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +35,8 @@ __all__ = ["InitialState", "initial_state_of"]
 
 MOST_EXCESS = 1 << 20
 MIN_BLOCK = 512
+Row: TypeAlias = tuple[int, ...]
+"""The fields of a record."""
 
 
 @dataclass(slots=True)
@@ -56,6 +62,8 @@ class InitialState:
     """Frees of blocks that already waited for other streams."""
     block_count: int
     """The number of blocks of the initial state and the history together."""
+    addresses: NDArray[np.uint64]
+    """By block: the address of each block of the initial state."""
     uncertain: int
     """Blocks whose size is not certain."""
 
@@ -71,13 +79,49 @@ def initial_state_of(
     device: int,
     settings: Settings,
     workload: Workload,
+    pools: NDArray[np.int32],
 ) -> InitialState:
-    """`settings` are those that were in force; `workload` has the calls that complete frees."""
+    """`settings` were in force; `workload` has the calls that complete frees; `pools` is the pool of each life."""
     blocks = _blocks_at_first(history, snapshot, device, settings)
-    laid_out = []
-    uncertain = 0
+    block_count = max(history.lives, 1 + max((block.number for block in blocks), default=-1))
+    addresses = np.zeros(block_count, dtype=np.uint64)
+    addresses[[block.number for block in blocks]] = [block.address for block in blocks]
     left = sorted(blocks, key=lambda block: block.address)
-    requests = []
+    laid_out: list[tuple[Row, list[Row]]] = []
+    uncertain = 0
+    if settings.placement == "dense":
+        requests = [_requested_again(history, block, pools) for block in left]
+    else:
+        laid_out, requests, uncertain = _arranged(left, placement, history)
+    if rules_of(settings.compat).free_order != "address":
+        # Their age matters then, and a snapshot does not record it. Drivers return descending addresses.
+        laid_out.reverse()
+    return InitialState(
+        layouts=np.array([layout for layout, _ in laid_out], dtype=LAYOUT),
+        pieces=np.array([piece for _, pieces in laid_out for piece in pieces], dtype=PIECE),
+        requests=np.array(requests, dtype=CALL),
+        frees=_pending_frees(history, snapshot, blocks, workload),
+        block_count=block_count,
+        addresses=addresses,
+        uncertain=uncertain,
+    )
+
+
+def _requested_again(history: History, block: _Block, pools: NDArray[np.int32]) -> Row:
+    """Return the request for a block whose segment is not known. Only blocks that are freed need stream and pool."""
+    stream, pool = 0, 0
+    if block.number < history.lives:
+        stream, pool = int(history.stream[history.first_entry[block.number]]), int(pools[block.number])
+    return block.requested, stream, block.number, pool, 0, Kind.MALLOC
+
+
+def _arranged(
+    left: list[_Block], placement: SegmentTimeline, history: History
+) -> tuple[list[tuple[Row, list[Row]]], list[Row], int]:
+    """Return each segment with its pieces, the requests for the blocks in them, and how many sizes are uncertain."""
+    laid_out: list[tuple[Row, list[Row]]] = []
+    requests: list[Row] = []
+    uncertain = 0
     starts = np.array([block.address for block in left], dtype=np.uint64)
     later = _LaterRequests(history)
     end = 0
@@ -103,17 +147,7 @@ def initial_state_of(
             len(cut.pieces),
         )
         laid_out.append((layout, cut.pieces))
-    if rules_of(settings.compat).free_order != "address":
-        # Their age matters then, and a snapshot does not record it. Drivers return descending addresses.
-        laid_out.reverse()
-    return InitialState(
-        layouts=np.array([layout for layout, _ in laid_out], dtype=LAYOUT),
-        pieces=np.array([piece for _, pieces in laid_out for piece in pieces], dtype=PIECE),
-        requests=np.array(requests, dtype=CALL),
-        frees=_pending_frees(history, snapshot, blocks, workload),
-        block_count=max(history.lives, 1 + max((block.number for block in blocks), default=-1)),
-        uncertain=uncertain,
-    )
+    return laid_out, requests, uncertain
 
 
 def _blocks_at_first(history: History, snapshot: Snapshot, device: int, settings: Settings) -> list[_Block]:
@@ -174,7 +208,7 @@ class _Cut:
     """One segment, divided into the blocks that were in use and the gaps between them."""
 
     def __init__(self, life: SegmentLife, later: _LaterRequests) -> None:
-        self.pieces: list[tuple[int, int, int, int]] = []
+        self.pieces: list[Row] = []
         self.uncertain = 0
         self._life = life
         self._later = later

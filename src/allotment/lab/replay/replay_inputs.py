@@ -68,7 +68,7 @@ class ReplayInputs:
         entry_pools[list(self._refused_pools)] = list(self._refused_pools.values())
         self.workload: Workload = calls_of(history, pools, entry_pools, self._retries)
         self.initial: InitialState = initial_state_of(
-            history, placement, self._snapshot, self._device, self.settings, self.workload
+            history, placement, self._snapshot, self._device, self.settings, self.workload, pools
         )
         self.pool_ids = np.array(placement.pool_ids, dtype=np.uint64).reshape(-1, 2)
 
@@ -161,7 +161,7 @@ class ReplayInputs:
     def roomy(self) -> int:
         """A capacity that no replay of this history reaches."""
         asked, obtained, streams = self._most
-        most = obtained + int(self.initial.layouts["size"].sum())
+        most = obtained + int(self.initial.layouts["size"].sum()) + int(self.initial.requests["size"].sum())
         free_lists = (streams + len(self.pool_ids)) * 4 * self.settings.large_segment_size
         return min(max(ROOMY, 8 * most, 8 * asked) + free_lists, MOST_ROOMY)
 

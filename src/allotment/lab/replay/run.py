@@ -32,7 +32,7 @@ from allotment.lab.replay import version
 from allotment.lab.replay.gate import check_snapshot
 from allotment.lab.replay.loop import Replay, rounded_sizes
 from allotment.lab.replay.moment import Deeds, Moment
-from allotment.lab.replay.records import Kind, PieceKind
+from allotment.lab.replay.records import Kind
 from allotment.lab.replay.replay_inputs import ReplayInputs
 from allotment.lab.replay.result import Difference, Result, block_shown, entry_shown
 from allotment.lab.replay.workload import ABOUT_MEMORY, History, paced, peak_active
@@ -353,13 +353,7 @@ class Recording:
     def stacks_of_all(self) -> NDArray[np.int32]:
         """Return by life the number of the stack that allocated it; -1 if unknown."""
         initial = self._premises.initial
-        addresses = np.zeros(initial.block_count, dtype=np.uint64)
-        sizes, used = initial.pieces["size"], initial.pieces["kind"] == PieceKind.IN_USE
-        before = np.cumsum(sizes) - sizes
-        first = np.cumsum(initial.layouts["pieces"]) - initial.layouts["pieces"]
-        start = np.repeat(initial.layouts["address"] - before[first], initial.layouts["pieces"])
-        addresses[initial.pieces["block"][used]] = (start + before)[used]
-        return self._stack_of_lives(np.arange(initial.block_count), addresses)
+        return self._stack_of_lives(np.arange(initial.block_count), initial.addresses)
 
     @property
     def pool_ids(self) -> list[tuple[int, int]]:
