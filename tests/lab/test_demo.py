@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from allotment._texts import exact_size
+from allotment.lab import replay
+
 
 @pytest.mark.parametrize("device", ["sim:1GiB", "sim:80GiB"])
 def test_a_device_without_memory_is_refused(device):
@@ -38,12 +41,24 @@ def test_the_demo_begins_with_the_question_and_answers_it() -> None:
     assert "allotment tune sample" in lines[-2]
 
 
-@pytest.mark.parametrize("columns", ["40", "80"])
-def test_no_drawing_of_the_demo_is_broken(columns: str) -> None:
-    lines = run_demo(COLUMNS=columns).stdout.splitlines()
-    drawn = [line for line in lines if line.startswith(("  in use", "  reserved"))]
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_no_drawing_of_the_demo_is_broken(columns: int) -> None:
+    lines = run_demo(COLUMNS=str(columns)).stdout.splitlines()
+    drawn = [line for line in lines if line.startswith(("  active", "  reserved"))]
     assert len(drawn) == 6
     assert all(line.endswith("iB") for line in drawn)
+    bars = [line for line in lines if "MiB  █" in line]
+    assert len(bars) == 4
+    assert columns < 60 or all(len(line) <= columns for line in drawn)
+    assert columns < 80 or all(len(line) <= columns for line in bars)
+    assert not any("…" in line for line in lines)
+
+
+def test_the_size_beside_a_curve_is_the_peak_of_what_is_drawn() -> None:
+    sample = replay("sample")
+    drawn = [line for line in run_demo().stdout.splitlines() if line.startswith("  active")]
+    assert max(sample.live) == sample.peak_active_bytes
+    assert drawn[0].endswith(exact_size(sample.peak_active_bytes))
 
 
 def test_the_demo_tells_programs_both_jobs() -> None:

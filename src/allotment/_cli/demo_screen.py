@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from allotment.lab.tune.search import Candidate, Tuned
 
 WIDTH = 48
-"""Characters of a drawing."""
+"""Characters of a drawing, at most."""
 BAR = 24
+SIZE = 12
+"""Characters of a size."""
 EXPANDABLE = "expandable_segments:True"
 
 
@@ -45,14 +47,18 @@ def _caption(console: Console, text: str) -> None:
 
     dash = "-" if is_ascii(console) else "─"
     console.print()
-    console.print(Rule(Text(text, style="bold"), characters=dash, align="left", style="dim"))
+    if len(text) + 4 > console.width:
+        console.print(Text(text, style="bold"))  # a rule would cut it off
+    else:
+        console.print(Rule(Text(text, style="bold"), characters=dash, align="left", style="dim"))
 
 
 def _draw(console: Console, name: str, sizes: list[int], top: int, peak: int, style: str = "") -> None:
     from rich.text import Text
 
     line = Text(f"  {name:9} ")
-    line.append(plain_if(is_ascii(console), sparkline(sizes, WIDTH, top)), style=style)
+    width = max(1, min(WIDTH, console.width - len(line) - 1 - SIZE))
+    line.append(plain_if(is_ascii(console), sparkline(sizes, width, top)), style=style)
     line.append(f" {exact_size(peak)}")
     console.print(line, soft_wrap=True)
 
@@ -66,7 +72,7 @@ def show_question(console: Console, ran: Result) -> None:
         "Every decision was made again." if ran.matches_recording else "",
     )
     top = ran.peak_reserved_bytes
-    _draw(console, "in use", ran.live, top, ran.peak_allocated_bytes, "green")
+    _draw(console, "active", ran.live, top, ran.peak_active_bytes, "green")
     _draw(console, "reserved", ran.reserved, top, ran.peak_reserved_bytes, "red")
 
 
@@ -77,13 +83,14 @@ def show_reasons(console: Console, found: Explanation) -> None:
     waste = {each.name: getattr(found.waste, each.name) for each in fields(found.waste)}
     total = max(sum(waste[cause] for cause in CAUSES), 1)
     _caption(console, f"Why? {exact_size(total)} of it is not in use at the peak (allotment explain)")
-    for cause, words in CAUSES.items():
-        if waste[cause] >= total / 100:
-            filled = max(round(BAR * waste[cause] / total), 1)
-            bar = plain_if(is_ascii(console), "█" * filled) + " " * (BAR - filled)
-            line = Text(f"  {exact_size(waste[cause]):>12}  ")
-            line.append(bar, style="yellow")
-            console.print(line.append(f"  {words}"), soft_wrap=True)
+    shown = {cause: words for cause, words in CAUSES.items() if waste[cause] >= total / 100}
+    most = max(1, min(BAR, console.width - SIZE - 6 - max(map(len, shown.values()), default=0)))
+    for cause, words in shown.items():
+        filled = max(round(most * waste[cause] / total), 1)
+        bar = plain_if(is_ascii(console), "█" * filled) + " " * (most - filled)
+        line = Text(f"  {exact_size(waste[cause]):>{SIZE}}  ")
+        line.append(bar, style="yellow")
+        console.print(line.append(f"  {words}"), soft_wrap=True)
     if found.bounds is not None:
         least = exact_size(found.bounds.peak_live_bytes)
         console.print(f"No allocator needs less than the peak of memory in use, {least}.")
@@ -98,7 +105,7 @@ def show_answer(console: Console, found: Recorded) -> None:
     tried = f"{tuned.tried} settings tried in {tuned.seconds:.1f} s (allotment tune)"
     _caption(console, f"No: {exact_size(after)} will do. {tried}")
     _show_candidates(console, tuned)
-    _draw(console, "in use", found.again.live, before, found.again.peak_allocated_bytes, "green")
+    _draw(console, "active", found.again.live, before, found.again.peak_active_bytes, "green")
     _draw(console, "reserved", found.again.reserved, before, after, "cyan")
     console.print(f"{1 - after / before:.0%} less, by replay under {best.settings or 'the defaults'}.", soft_wrap=True)
     console.print(Text(line_to_paste(best.settings), style="bold"), soft_wrap=True)
@@ -141,7 +148,7 @@ def show_live(console: Console, outcome: Outcome, tuned: Tuned, device: str) -> 
         f" {outcome.from_cache:.2%} were served from the cache, {stats['num_device_alloc']:,} by the device."
     )
     top = max(outcome.reserved_bytes)
-    _draw(console, "in use", outcome.live_bytes, top, stats["active_bytes.all.peak"], "green")
+    _draw(console, "active", outcome.live_bytes, top, stats["active_bytes.all.peak"], "green")
     _draw(console, "reserved", outcome.reserved_bytes, top, stats["reserved_bytes.all.peak"], "red")
     best = tuned.best
     console.print(
@@ -171,7 +178,7 @@ def report(recorded: Recorded, outcome: Outcome, tuned: Tuned) -> dict[str, Any]
     return {
         "recorded": {
             "peak_reserved_bytes": recorded.as_it_ran.peak_reserved_bytes,
-            "peak_live_bytes": recorded.as_it_ran.peak_allocated_bytes,
+            "peak_active_bytes": recorded.as_it_ran.peak_active_bytes,
             "best": candidate_report(recorded.tuned.best),
         },
         "steps": outcome.steps,

@@ -132,7 +132,7 @@ def _print_peak(console: Console, found: Explanation) -> None:
     )
     if found.bounds is not None:
         console.print(
-            f"  No allocator needs less than the peak of memory in use, {exact_size(found.bounds.peak_live_bytes)};"
+            f"No allocator needs less than the peak of memory in use, {exact_size(found.bounds.peak_live_bytes)};"
             f" packed into one segment it takes {exact_size(found.bounds.packing_bytes)}"
         )
     _print_holders(console, peak)

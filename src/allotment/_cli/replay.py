@@ -29,6 +29,7 @@ HOW_KNOWN = {
     "assumed": "assumed: nothing tells",
 }
 LINE = 64
+NAME = 10
 """Characters of a sparkline."""
 
 
@@ -173,8 +174,9 @@ def _print_lines(console: Console, result: Result) -> None:
     from allotment._viewer.terminal import plain_if, sparkline
 
     top = max(result.reserved, default=0)
-    for name, sizes in (("live", result.live), ("reserved", result.reserved)):
-        console.print(f"{name:10}{plain_if(is_ascii(console), sparkline(sizes, LINE, top))}", markup=False)
+    width = min(LINE, console.width - NAME)
+    for name, sizes in (("active", result.live), ("reserved", result.reserved)):
+        console.print(f"{name:{NAME}}{plain_if(is_ascii(console), sparkline(sizes, width, top))}", markup=False)
 
 
 def _print_verdict(console: Console, result: Result) -> None:

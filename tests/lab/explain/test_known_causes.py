@@ -24,6 +24,8 @@ from helpers.known_causes import (
     two_models,
 )
 
+TRACES = Path(__file__).parents[2] / "traces"
+
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_what_explain_says_first_names_the_cause(name: str) -> None:
@@ -108,6 +110,12 @@ def test_settings_that_save_driver_time_but_no_memory_are_not_advice(monkeypatch
     monkeypatch.setattr(import_module("allotment.lab.explain.report"), "growth_of", lambda *_: None)
     found = explain(leak_of_losses(ends=True).recorded())
     assert not any(each.kind == "settings" for each in found.advice) and found.suggestions == []
+
+
+def test_free_memory_of_one_kind_is_told_once() -> None:
+    text = explain(TRACES / "gpt2_fixed.default.pickle.gz").advice[0].text
+    assert text.startswith("1,593.8 MiB of reserved memory are free and serve nothing, in pieces beside blocks in use,")
+    assert text.count("1,593.8 MiB") == 1
 
 
 def test_without_stacks_the_sentences_name_no_line() -> None:

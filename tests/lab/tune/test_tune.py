@@ -62,6 +62,22 @@ def test_a_device_that_is_too_small_is_a_goal_that_is_missed(recording) -> None:
     assert tune(recording, Goal.parse(f"fit:{2 * live}"), budget=0.0).goal_met
 
 
+@pytest.mark.parametrize("name", ["streams_prefetch.default", "late_unet.default"])
+def test_no_advice_is_as_bad_or_worse_in_everything_than_what_stands_above_it(name: str) -> None:
+    recording = read_recording(TRACES / f"{name}.pickle.gz")
+    recorded = as_recorded(recording.replay())
+    _, advice = worth_following(recording, Goal("balanced"), recorded, try_settings(recording, FEW, None), None)
+    assert len(advice) >= 2
+    for place, each in enumerate(advice):
+        for better in advice[:place]:
+            assert (
+                (is_ours(better.settings) and not is_ours(each.settings))
+                or each.peak_reserved_bytes < better.peak_reserved_bytes
+                or each.driver_ms < better.driver_ms
+                or each.waits < better.waits
+            )
+
+
 def advised(recording, candidate: Candidate) -> Candidate:
     _, advice = worth_following(recording, Goal("balanced"), as_recorded(recording.replay()), [candidate], None)
     return advice[0]
@@ -217,6 +233,12 @@ def test_where_time_is_short_settings_drop_out_by_halves(recording, monkeypatch:
     assert {1 / 8, 1 / 4, 1 / 2, 1.0} >= set(shares) > {1.0}
     assert len(tuned.candidates) < tuned.tried
     assert tuned.best == min(tuned.candidates, key=lambda each: each.peak_reserved_bytes)
+
+
+def test_the_figure_of_a_phase_stands_beside_no_range_of_the_whole_run(recording) -> None:
+    tuned = tune(recording, Goal.parse("balanced"), settings=["placement:dense", "expandable_segments:True"])
+    assert tuned.phases is not None and all(each.paced_bytes for each in tuned.advice)
+    assert tuned.phases.loading.paced_bytes is tuned.phases.after.paced_bytes is None
 
 
 def test_there_are_a_thousand_settings_to_try_finely() -> None:

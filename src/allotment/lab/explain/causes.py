@@ -281,9 +281,13 @@ def _pieces(scene: Scene) -> Iterator[Cause]:
     pieces, whole = scene.waste.pieces, scene.waste.unreleased
     if pieces + whole < LARGE * scene.peak_reserved_bytes:
         return
-    where = [f"{exact_size(pieces)} in pieces beside blocks in use"] if pieces else []
-    where += [f"{exact_size(whole)} in whole segments"] if whole else []
-    text = f"{exact_size(pieces + whole)} of reserved memory are free and serve nothing: {' and '.join(where)}"
+    parts = [
+        (size, where) for size, where in ((pieces, "pieces beside blocks in use"), (whole, "whole segments")) if size
+    ]
+    told = ", in " + parts[0][1]
+    if len(parts) > 1:
+        told = ": " + " and ".join(f"{exact_size(size)} in {where}" for size, where in parts)
+    text = f"{exact_size(pieces + whole)} of reserved memory are free and serve nothing{told}"
     yield Cause(text + (_changing_sizes(scene) or f"{_pinned_by(scene)}."), pieces + whole)
 
 

@@ -219,10 +219,23 @@ def worth_following(
         recorded = _with_paces(recording, recorded, recording.settings, None)
         most = inf if fails or goal.capacity is not None else _worst_pace(recorded)
         worth, own = (_steady(recording, some, capacity, most) for some in (worth, own))
-    advice = worth[:MOST_ADVICE]
+    advice = [each for place, each in enumerate(worth) if not any(_is_better(one, each) for one in worth[:place])]
+    advice = advice[:MOST_ADVICE]
     if own and own[0] not in advice:
         advice.append(own[0])
     return recorded, advice
+
+
+def _is_better(one: Candidate, other: Candidate) -> bool:
+    """Whether the first needs no more memory, driver time and waits, wherever the second can be used too."""
+    if is_ours(one.settings) and not is_ours(other.settings):
+        return False
+    return (
+        one.peak_reserved_bytes <= other.peak_reserved_bytes
+        and one.driver_ms <= other.driver_ms
+        and one.waits <= other.waits
+        and _worst_pace(one) <= _worst_pace(other)
+    )
 
 
 def _steady(recording: Recording, candidates: list[Candidate], capacity: int | None, most: float) -> list[Candidate]:
@@ -317,8 +330,9 @@ def phases_of(recording: Recording, capacity: int | None, candidates: list[Candi
     for each in candidates:
         run = recording.replay(Settings.parse(each.settings, compat=recording.compat), capacity)
         edge = min(max(recording.sample_of(call), 1), len(run.reserved) - 1)
-        loading.append(replace(each, peak_reserved_bytes=max(run.reserved[:edge], default=0)))
-        after.append(replace(each, peak_reserved_bytes=max(run.reserved[edge:], default=0)))
+        whole = replace(each, paced_bytes=None)  # the range is of the whole run
+        loading.append(replace(whole, peak_reserved_bytes=max(run.reserved[:edge], default=0)))
+        after.append(replace(whole, peak_reserved_bytes=max(run.reserved[edge:], default=0)))
     first, second = _least(loading), _least(after)
     if not (_saves(loading, first, second) and _saves(after, second, first)):
         return None
