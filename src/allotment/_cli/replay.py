@@ -28,9 +28,8 @@ HOW_KNOWN = {
     "reproduced": "the newest one that reproduces the recorded decisions",
     "assumed": "assumed: nothing tells",
 }
-LINE = 64
-NAME = 10
-"""Characters of a sparkline."""
+NAME, LINE = 10, 64
+"""Characters of a sparkline's name, and most characters of the line."""
 
 
 def command(

@@ -284,10 +284,10 @@ def _pieces(scene: Scene) -> Iterator[Cause]:
     parts = [
         (size, where) for size, where in ((pieces, "pieces beside blocks in use"), (whole, "whole segments")) if size
     ]
-    told = ", in " + parts[0][1]
+    places = ", in " + parts[0][1]
     if len(parts) > 1:
-        told = ": " + " and ".join(f"{exact_size(size)} in {where}" for size, where in parts)
-    text = f"{exact_size(pieces + whole)} of reserved memory are free and serve nothing{told}"
+        places = ": " + " and ".join(f"{exact_size(size)} in {where}" for size, where in parts)
+    text = f"{exact_size(pieces + whole)} of reserved memory are free and serve nothing{places}"
     yield Cause(text + (_changing_sizes(scene) or f"{_pinned_by(scene)}."), pieces + whole)
 
 
