@@ -495,3 +495,12 @@ def test_what_is_no_snapshot_is_bad_input(capsys: pytest.CaptureFixture[str], tm
     file = tmp_path / "text"
     file.write_text("hello")
     assert run(capsys, str(file))[0] == 2
+
+
+def test_a_run_that_reserved_nothing_is_explained_without_causes() -> None:
+    allocator = an_allocator(limit="1MiB")
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(2 * MIB)
+    found = explained(allocator)
+    assert found.peak.reserved_bytes == 0
+    assert not [advice for advice in found.advice if advice.kind == "program"]

@@ -70,6 +70,10 @@ class Scene:
     waste: Waste
     failure: Failure | None
 
+    def is_large(self, size: int) -> bool:
+        """Whether these bytes are worth a finding: a large part of reserved memory."""
+        return size > 0 and size >= LARGE * self.peak_reserved_bytes
+
 
 def causes_of(scene: Scene) -> Iterator[Cause]:
     """Yield all findings, in no order."""
@@ -279,7 +283,7 @@ def _temporaries(scene: Scene) -> Iterator[Cause]:
 def _pieces(scene: Scene) -> Iterator[Cause]:
     """Find free memory that serves nothing, and the line whose sizes vary most."""
     pieces, whole = scene.waste.pieces, scene.waste.unreleased
-    if pieces + whole < LARGE * scene.peak_reserved_bytes:
+    if not scene.is_large(pieces + whole):
         return
     parts = [
         (size, where) for size, where in ((pieces, "pieces beside blocks in use"), (whole, "whole segments")) if size
@@ -330,7 +334,7 @@ def _pinned_by(scene: Scene) -> str:
 def _other_streams(scene: Scene) -> Iterator[Cause]:
     """Find free memory that only other streams may use."""
     size = scene.waste.other_streams
-    if size < LARGE * scene.peak_reserved_bytes:
+    if not scene.is_large(size):
         return
     yield Cause(
         f"{exact_size(size)} of reserved memory are free for streams other than the one that requested the peak:"
@@ -376,7 +380,7 @@ def _pools(scene: Scene) -> Iterator[Cause]:
     for first, second, size in blocks[private][["pool_first", "pool_second", "size"]].tolist():
         held[first, second] += size
     total = sum(held.values())
-    if len(held) < 2 or total < LARGE * scene.peak_reserved_bytes:
+    if len(held) < 2 or not scene.is_large(total):
         return
     in_use = int(blocks["requested"][private].sum())
     yield Cause(
