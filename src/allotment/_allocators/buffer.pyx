@@ -261,7 +261,7 @@ cdef class Buffer:
 
     @cython.critical_section
     cdef int look(self) except -1:
-        """One view more: it keeps its memory until `let_go`. Raises unless it has memory."""
+        """One view more: the buffer keeps its memory until `let_go`. Raises unless it has memory."""
         self.check_block()
         self.views += 1
         return 0

@@ -72,7 +72,7 @@ class Graph:
         self._work.replay(stream)
 
     def lent(self) -> AbstractContextManager[None]:
-        """Lend the idle memory of its pool to other requests inside `with graph.lent():`, see `Pool.lent`."""
+        """Lend the idle memory of the graph's pool to other requests inside `with graph.lent():`; see `Pool.lent`."""
         return lent(self.allocator, self.pool)
 
     def reset(self) -> None:

@@ -90,7 +90,7 @@ def install(name: str, allocator: DeviceAllocator) -> None:
 
 
 def note_holder(holder: Any) -> None:
-    """Register an object that can look up memory of a device: it has `device` and `_block_around(address)`."""
+    """Register an object that can look up a device's memory: it has `device` and `_block_around(address)`."""
     with _lock:
         _holders.add(holder)
 

@@ -48,7 +48,8 @@ def _found(given: str) -> tuple[str | None, os.stat_result | None]:
     """Return the path without links of a file, and its facts: (path, None) if there is none yet, (None, facts) if it
     cannot be replaced.
 
-    Only the system knows which links may be followed: Linux refuses those of other users in a folder for everybody.
+    Only the system knows which links may be followed: in a folder that all users can write, Linux refuses links of
+    other users.
     """
     while True:
         place = os.path.realpath(given)
@@ -57,7 +58,7 @@ def _found(given: str) -> tuple[str | None, os.stat_result | None]:
         except FileNotFoundError:
             if os.path.islink(given):
                 return place, None
-            folder, name = os.path.split(given)  # not `place`: a link may have been there for a moment
+            folder, name = os.path.split(given)  # not `place`: a link may have existed there for a moment
             return os.path.join(os.path.realpath(folder), name), None
         if not stat.S_ISREG(status.st_mode) or status.st_nlink == 0:
             return None, status
@@ -67,5 +68,5 @@ def _found(given: str) -> tuple[str | None, os.stat_result | None]:
 
 
 def _is_ours(status: os.stat_result) -> bool:
-    """Whether this user owns the file: another user could have chosen permissions that open ours to him."""
+    """Whether this user owns the file. Another user could have chosen permissions that give him access to ours."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()

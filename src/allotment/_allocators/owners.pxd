@@ -15,7 +15,7 @@ from allotment._core.tools.pointer_map cimport PointerMap
 
 cdef class Owners:
     cdef PointerMap buffers         # address -> Buffer
-    cdef size_t reserved            # places in it that are spoken for
+    cdef size_t reserved            # places in it that are reserved
 
     cdef int reserve(self, size_t more) except -1               # a place for each `put`
     cdef void unreserve(self, size_t places) noexcept           # that were not used

@@ -23,7 +23,7 @@ from allotment._core.contract.types cimport address_t, bytes_t, stream_t, thread
 from allotment._core.model.model cimport Block, Engine, Failure, Request
 from allotment._core.records.history cimport gather_t
 
-cdef enum Level:                # what contexts are gathered for
+cdef enum Level:                # the purpose for which contexts are gathered
     NEVER                       # nothing
     PACED                       # nothing, but requests wait for a history file that is behind
     STATE                       # blocks, for snapshots
@@ -84,7 +84,7 @@ cdef class Allocator(AllocatorBase):
     cdef int free_locking(self, address_t address, uint32_t context, void* buffer) except -1
     cdef int finish_free_locking(self, Block* block, address_t address, uint32_t context) except -1
 
-    # What `record_history` may replace at any time, with a reference of the caller's.
+    # Returns what `record_history` may replace at any time, with a reference owned by the caller.
     cdef HistoryFile present_file(self)
     cdef object present_recorder(self)
     cdef list present_annotations(self)

@@ -138,8 +138,8 @@ class Allocator(AllocatorBase):
         limits, pools and routes, frees whose streams are done, and everything that the allocator tries when memory is
         short, except free-memory callbacks. It assumes that the device provides all the memory that it reports as free.
 
-        Visits every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where a copy cannot tell:
-        placement:dense, a pool with its own allocator, a filter that is a function, or a capture.
+        Visits every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where a copy cannot
+        reproduce it: placement:dense, a pool with its own allocator, a filter that is a function, or a capture.
         """
     def would_fit(self, requests: Iterable[int | str | tuple[int | str, Stream | int]]) -> bool:
         """Return whether all of these requests would be served if they were made now. See `plan`."""

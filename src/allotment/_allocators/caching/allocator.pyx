@@ -426,7 +426,8 @@ cdef class Allocator(AllocatorBase):
         cdef Block* block
         self.enter()
         if nobody_is_told(engine) and needs_no_calls(engine) and not engine.uncached:
-            # A hit calls nobody, so this thread keeps the interpreter: to let it go costs as much as the hit.
+            # A hit calls no foreign code, so this thread keeps the interpreter lock: releasing it costs as much as the
+            # hit.
             block = engine_serve_from_cache(engine, request)
             if block != NULL or request.failure.reason != NO_FAILURE:
                 address = block.address if block != NULL else 0
@@ -486,7 +487,10 @@ cdef class Allocator(AllocatorBase):
         raise error
 
     cdef int free_owned(self, address_t address, void* buffer) except -1:
-        """What `free` does, for callers in C. Written again there: a call more costs a pair from Python 3 ns of 80."""
+        """The same as `free`, for callers in C.
+
+        The code is repeated there: another call would cost a pair from Python 3 ns of 80.
+        """
         cdef Engine* engine = self.engine
         cdef uint32_t context = self.stack_now() if self.level >= EVERYTHING else 0
         cdef Block* block
@@ -545,7 +549,7 @@ cdef class Allocator(AllocatorBase):
         block = address_take(engine, address)
         at_once = is_freed_at_once(block)
         if at_once and nobody_is_told(engine):
-            engine_free_at_once(engine, block, context)     # calls nobody, so this thread keeps the interpreter
+            engine_free_at_once(engine, block, context)     # calls no foreign code, so it keeps the interpreter lock
             engine_leave(engine)
         else:
             with nogil:
@@ -861,8 +865,8 @@ cdef class Allocator(AllocatorBase):
         limits, pools and routes, frees whose streams are done, and everything that the allocator tries when memory is
         short, except free-memory callbacks. It assumes that the device provides all the memory that it reports as free.
 
-        Visits every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where a copy cannot tell:
-        placement:dense, a pool with its own allocator, a filter that is a function, or a capture.
+        Visits every block. Raises SizeError, StreamError; UnsupportedError, with the reason, where a copy cannot
+        reproduce it: placement:dense, a pool with its own allocator, a filter that is a function, or a capture.
         """
         return plan_requests(self, requests)
 

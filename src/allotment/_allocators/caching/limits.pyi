@@ -9,7 +9,7 @@ from allotment._allocators.parts import ObservedLimits
 from allotment.errors import OutOfMemoryFacts
 
 class Limits(ObservedLimits):
-    """How much memory pools, tags and tenants may have, and what is asked when it runs out: `allocator.limits`.
+    """How much memory pools, tags and tenants may have, and the functions called when it runs out: `allocator.limits`.
 
     Safe to use from several threads.
     """

@@ -36,7 +36,7 @@ cdef object shown(bytes_t limit):
 @cython.final
 cdef class Limits(ObservedLimits):
     """Limits(allocator)\n--\n
-    How much memory pools, tags and tenants may have, and what is asked when it runs out: `allocator.limits`.
+    How much memory pools, tags and tenants may have, and the functions called when it runs out: `allocator.limits`.
 
     Safe to use from several threads.
     """

@@ -52,7 +52,7 @@ class Pools(Part):
     def _lend(self, pool: PoolId) -> None:
         """Lend the free memory of a pool to other requests."""
     def _note_replay(self, pool: PoolId, stream: Stream | int) -> None:
-        """Wait, before the memory of a pool goes back, for a graph that uses it and runs on a stream."""
+        """Wait, before the memory of a pool is released, for a graph that uses it and runs on a stream."""
     def _take_back(self, pool: PoolId, owned: frozenset[int]) -> list[int]:
         """End `_lend`; return the addresses of blocks that others still have in use there."""
     def begin_allocate_to_pool(

@@ -263,7 +263,7 @@ cdef class Pools(Part):
         self.allocator.leave(ok, &failure)
 
     def _note_replay(self, pool: PoolId, stream: Stream | int) -> None:
-        """Wait, before the memory of a pool goes back, for a graph that uses it and runs on a stream."""
+        """Wait, before the memory of a pool is released, for a graph that uses it and runs on a stream."""
         cdef uint64_t first, second
         cdef Failure failure
         cdef stream_t handle = self.allocator.stream_handle(stream)

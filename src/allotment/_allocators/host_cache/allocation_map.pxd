@@ -6,9 +6,8 @@ records and every allocator's free lists:
     - Code under the lock is short, touches only C data, and never waits: neither for a system allocator, which is
       called before or after, and not for the interpreter.
     - So a thread that needs the lock may wait for it without a deadlock, whether it holds the interpreter lock or not;
-      the
-      is what the handlers around a fork do. Python code still only tries it first, and lets the interpreter go
-      before it waits, so that other Python threads run meanwhile.
+      which is what the handlers around a fork do. Python code still only tries it first, and releases the interpreter
+      lock before it waits, so that other Python threads run meanwhile.
     - Memory leaves the map before it returns to its system. In the other order another thread could get the
       same address and record it just before the late removal.
 
@@ -78,7 +77,7 @@ cdef inline Allocation* find(address_t address) noexcept nogil:
 # memory cannot have).
 cdef bint record(address_t address, bytes_t size, System* system, bint is_plain) noexcept nogil
 
-# Remove an allocation from the map, if it is there.
+# Removes an allocation from the map, if it is there.
 cdef void forget(Allocation* allocation) noexcept nogil
 
 # Remove one place on a free list, because the memory is allocated again. pre: times_cached > 0

@@ -3,12 +3,12 @@
     torch     `blocks`: PyTorch's decisions
     tight     an engine on pinned memory, which splits and merges: no rounding to powers of two
 
-"tight" gets a segment of its own for each request above 1 MiB that no free memory serves, of whole pages. Before it
-holds 1/128 more than was ever needed at once, it waits for copies that are under way and gives back segments that are
-free as a whole. What is free beside blocks in use stays.
+The mode "tight" allocates a separate segment of whole pages for each request above 1 MiB that no free memory serves.
+Before it holds 1/128 more than was ever needed at once, it waits for copies in progress and releases wholly free
+segments. Free memory beside blocks in use stays.
 
-A request names no stream: who asks is the host. To the engine that is a stream of its own, which nothing runs on, so
-that each real one, the default stream too, counts as another user.
+A request names no stream: it is for the host. The engine treats the host as a separate stream on which nothing runs. So
+every real stream, including the default stream, counts as another user.
 """
 
 from allotment._allocators.base cimport AllocatorBase
@@ -18,7 +18,8 @@ from allotment._allocators.pinned.memory cimport PinnedMemory
 from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.model.model cimport Engine
 
-# Note what a request of this size needs, with all that cannot be had now; the engine's soft limit follows.
+# Records what a request of this size needs, including all memory that is unavailable now, and sets the engine's soft
+# limit accordingly.
 cdef void note_need(Engine* engine, bytes_t* most_needed, bytes_t size) noexcept nogil
 
 
@@ -26,7 +27,7 @@ cdef class PinnedAllocator(AllocatorBase):
     cdef PinnedMemory memory
     cdef PinnedBlocks blocks        # None in the mode "tight"
     cdef Allocator tight            # None in the mode "torch"
-    cdef bytes_t most_needed        # in the mode "tight": in use or waiting at once
+    cdef bytes_t most_needed        # in the mode "tight": bytes in use or waiting at once
 
     cdef address_t allocate(self, object size) except? 0
     cdef address_t serve_block(self, bytes_t size) except 0

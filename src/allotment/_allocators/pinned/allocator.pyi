@@ -14,12 +14,11 @@ def refuse_settings_of_torch(settings: Settings) -> None:
     """Raise SettingsError for a setting that the mode "tight" gives no meaning."""
 
 class PinnedAllocator(AllocatorBase):
-    """Pinned host memory of a device, kept for reuse: what a GPU copies from and to at full speed.
-
-    `mode` "torch" decides as PyTorch does: powers of two, nothing is split or merged. "tight" cuts requests out of
-    segments and joins them again, which wastes far less of memory that is dear. `settings` are the `pinned_*` keys; one
-    that has no meaning here is refused. `numa_node` is the node whose memory it shall be; `limit` the most bytes to
-    own. Memory freed is handed out again once the work until then on the streams named is done.
+    """Pinned host memory of a device, cached for reuse: a GPU copies from and to it at full speed. The `mode` "torch"
+    decides as PyTorch does: sizes are powers of two, and no block is split or merged. "tight" splits and merges blocks
+    of segments, which wastes far less of this expensive memory. `settings` are the `pinned_*` keys; a key without a
+    meaning here is refused. `numa_node` is the node that provides the memory; `limit` is the most bytes that the
+    allocator may hold. Freed memory is reused when the work that its streams had at the free is done.
 
     Safe to use from several threads. `with allocator:` closes it. Raises UnsupportedError for a device without pinned
     memory, SettingsError, RequestError.
@@ -38,20 +37,21 @@ class PinnedAllocator(AllocatorBase):
     def mode(self) -> str:
         """ "torch" or "tight"."""
     def malloc(self, size: int | str) -> int:
-        """Address of at least `size` bytes. Size 0 gives 0.
+        """Return the address of at least `size` bytes.
 
-        A miss asks the device, which is slow for pinned memory. Raises SizeError, MemoryError, DeviceError.
+        Size 0 returns 0. A miss calls the device, which is slow for pinned memory. Raises SizeError, MemoryError,
+        DeviceError.
         """
     def free(self, address: Buffer | int, streams: Iterable[Stream | int] = ()) -> None:
-        """Give a block back; `streams` are those whose work until now may touch it. Freeing 0 does nothing.
+        """Free a block; `streams` are those whose work so far may touch it. Freeing 0 does nothing.
 
-        Without streams, here or recorded, no event is needed and the block can be had again at once. A stream that is
-        being captured is not waited for: what a graph copies must outlive the graph. Raises AddressError, StreamError.
+        Without streams, passed here or recorded, no event is needed and the block can be reused at once. The free does
+        not wait for a stream that is being captured: memory that a graph copies must outlive the graph. Raises
+        AddressError, StreamError.
         """
     def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
-        """A buffer of `size` bytes that frees itself when the last reference to it goes.
-
-        `stream`, if given, is recorded as one that uses it. Raises what `malloc` and `record_stream` raise.
+        """Return a buffer of `size` bytes that frees itself when the last reference to it is dropped. `stream`, if any,
+        is recorded as a user. Raises what `malloc` and `record_stream` raise.
         """
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
         """Declare that work on `stream` uses the block, so that its free waits for that work.
@@ -59,9 +59,9 @@ class PinnedAllocator(AllocatorBase):
         Raises AddressError, StreamError.
         """
     def empty_cache(self) -> None:
-        """Give what nothing can touch any more back to the device. Raises DeviceError."""
+        """Return unused memory that no stream can still touch to the device. Raises DeviceError."""
     def reset_peak_stats(self) -> None:
-        """Let the peaks start anew from what is in use now."""
+        """Reset the peaks to the current values."""
     @property
     def inspection(self) -> PinnedInspection:
         """Figures and checks, for tools and tests."""
@@ -71,8 +71,8 @@ class PinnedInspection(BasicInspection):
 
     def __init__(self, allocator: PinnedAllocator) -> None: ...
     def summary(self, abbreviated: bool = False) -> str:
-        """The counters as text, a line each; `abbreviated` leaves out those by size class."""
+        """Return the counters as text, one line each; `abbreviated` omits those by size class."""
     def reset_accumulated_stats(self) -> None:
-        """Let the sums of all allocations and frees start anew from 0."""
+        """Restart the sums of all allocations and frees at 0."""
     def check_invariants(self) -> None:
-        """Raise InvariantError, naming the first rule that does not hold. For tests."""
+        """Raise InvariantError, naming the first invariant that does not hold. For tests."""

@@ -35,7 +35,7 @@ cdef array.array NO_HANDLES = array.array("Q")
 
 cdef object HOST = host_stream()
 
-# Settings that mean something in the mode "torch" alone.
+# Settings that have a meaning only in the mode "torch".
 cdef tuple OF_TORCH = (
     "pinned_use_background_threads", "pinned_max_round_threshold", "pinned_max_cached_size", "pinned_free_catch_all")
 
@@ -61,16 +61,15 @@ def refuse_settings_of_torch(settings: Settings) -> None:
                 "use mode='torch'", key=name, value=str(getattr(settings, name)), allowed="the default")
 
 
-@cython.no_gc_clear     # a collection must not take the device away before the memory went back to it
+@cython.no_gc_clear     # a collection must not clear the device before the memory has returned to it
 @cython.final
 cdef class PinnedAllocator(AllocatorBase):
     """PinnedAllocator(device="cuda", *, settings=None, mode="torch", numa_node=None, limit=None)\n--\n
-    Pinned host memory of a device, kept for reuse: what a GPU copies from and to at full speed.
-
-    `mode` "torch" decides as PyTorch does: powers of two, nothing is split or merged. "tight" cuts requests out of
-    segments and joins them again, which wastes far less of memory that is dear. `settings` are the `pinned_*` keys; one
-    that has no meaning here is refused. `numa_node` is the node whose memory it shall be; `limit` the most bytes to
-    own. Memory freed is handed out again once the work until then on the streams named is done.
+    Pinned host memory of a device, cached for reuse: a GPU copies from and to it at full speed. The `mode` "torch"
+    decides as PyTorch does: sizes are powers of two, and no block is split or merged. "tight" splits and merges blocks
+    of segments, which wastes far less of this expensive memory. `settings` are the `pinned_*` keys; a key without a
+    meaning here is refused. `numa_node` is the node that provides the memory; `limit` is the most bytes that the
+    allocator may hold. Freed memory is reused when the work that its streams had at the free is done.
 
     Safe to use from several threads. `with allocator:` closes it. Raises UnsupportedError for a device without pinned
     memory, SettingsError, RequestError.
@@ -104,10 +103,10 @@ cdef class PinnedAllocator(AllocatorBase):
         numa_node: int | None = None,
         limit: int | str | None = None,
     ):
-        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read the arguments, so that every object is complete
 
     def __del__(self):
-        if self.memory is not None and not self.closed and not interpreter_ends():    # then all goes with the process
+        if self.memory is not None and not self.closed and not interpreter_ends():    # the memory ends with the process
             self.shut()
 
     cdef int shut(self) except -1:
@@ -131,9 +130,10 @@ cdef class PinnedAllocator(AllocatorBase):
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
     def malloc(self, size: int | str) -> int:
-        """Address of at least `size` bytes. Size 0 gives 0.
+        """Return the address of at least `size` bytes.
 
-        A miss asks the device, which is slow for pinned memory. Raises SizeError, MemoryError, DeviceError.
+        Size 0 returns 0. A miss calls the device, which is slow for pinned memory. Raises SizeError, MemoryError,
+        DeviceError.
         """
         return self.allocate(size)
 
@@ -161,10 +161,11 @@ cdef class PinnedAllocator(AllocatorBase):
     @cython.binding(False)
     @cython.embedsignature.format("clinic")
     def free(self, address: Buffer | int, streams: Iterable[Stream | int] = ()) -> None:
-        """Give a block back; `streams` are those whose work until now may touch it. Freeing 0 does nothing.
+        """Free a block; `streams` are those whose work so far may touch it. Freeing 0 does nothing.
 
-        Without streams, here or recorded, no event is needed and the block can be had again at once. A stream that is
-        being captured is not waited for: what a graph copies must outlive the graph. Raises AddressError, StreamError.
+        Without streams, passed here or recorded, no event is needed and the block can be reused at once. The free does
+        not wait for a stream that is being captured: memory that a graph copies must outlive the graph. Raises
+        AddressError, StreamError.
         """
         if free_buffer(address, self):
             return
@@ -195,9 +196,8 @@ cdef class PinnedAllocator(AllocatorBase):
         return 0
 
     def empty(self, size: int | str, stream: Stream | int | None = None) -> Buffer:
-        """A buffer of `size` bytes that frees itself when the last reference to it goes.
-
-        `stream`, if given, is recorded as one that uses it. Raises what `malloc` and `record_stream` raise.
+        """Return a buffer of `size` bytes that frees itself when the last reference to it is dropped. `stream`, if any,
+        is recorded as a user. Raises what `malloc` and `record_stream` raise.
         """
         count = whole_size(size)
         buffer = self.owned(self.allocate(count), count, 0 if stream is None else stream)
@@ -206,7 +206,7 @@ cdef class PinnedAllocator(AllocatorBase):
         return buffer
 
     cdef object ready_buffer(self, object size, object stream):
-        # A block is handed out again only when the streams that it was recorded for are done.
+        # A block is reused only when the streams that were recorded for it are done.
         return self.empty(size, stream)
 
     def record_stream(self, block: Buffer | int, stream: Stream | int) -> None:
@@ -224,7 +224,7 @@ cdef class PinnedAllocator(AllocatorBase):
             self.blocks.raise_fault(&fault)
 
     def empty_cache(self) -> None:
-        """Give what nothing can touch any more back to the device. Raises DeviceError."""
+        """Return unused memory that no stream can still touch to the device. Raises DeviceError."""
         cdef Fault fault
         if self.tight is not None:
             self.tight.empty_cache()
@@ -286,7 +286,7 @@ cdef class PinnedAllocator(AllocatorBase):
         }
 
     def reset_peak_stats(self) -> None:
-        """Let the peaks start anew from what is in use now."""
+        """Reset the peaks to the current values."""
         if self.tight is None:
             self.blocks.reset_peaks()
         else:
@@ -310,20 +310,20 @@ cdef class PinnedInspection(BasicInspection):
         self.allocator = allocator
 
     def summary(self, abbreviated: bool = False) -> str:
-        """The counters as text, a line each; `abbreviated` leaves out those by size class."""
+        """Return the counters as text, one line each; `abbreviated` omits those by size class."""
         return "\n".join(
             f"{key:40} {value}" for key, value in self.allocator.stats().items()
             if not (abbreviated and key.startswith("bucket_allocation")))
 
     def reset_accumulated_stats(self) -> None:
-        """Let the sums of all allocations and frees start anew from 0."""
+        """Restart the sums of all allocations and frees at 0."""
         if self.allocator.tight is None:
             self.allocator.blocks.reset_sums()
         else:
             Inspection(self.allocator.tight).reset_accumulated_stats()
 
     def check_invariants(self) -> None:
-        """Raise InvariantError, naming the first rule that does not hold. For tests."""
+        """Raise InvariantError, naming the first invariant that does not hold. For tests."""
         if self.allocator.tight is not None:
             Inspection(self.allocator.tight).check_invariants()
         else:

@@ -1,4 +1,4 @@
-"""The thread that looks at events of pinned memory, so that requests need not."""
+"""The thread that polls events of pinned memory, so that requests need not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_SECONDS = 0.0001
 
 
 class Background:
-    """Looks every 100 microseconds while something waits, and sleeps while nothing does."""
+    """Polls every 100 microseconds while any block waits, and sleeps otherwise."""
 
     def __init__(self, blocks: PinnedBlocks) -> None:
         self._awake = threading.Event()
@@ -26,11 +26,11 @@ class Background:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something waits from now on."""
+        """Wake the thread: a block waits from now on."""
         self._awake.set()
 
     def stop(self) -> None:
-        """End the thread, and wait for its end."""
+        """Stop the thread, and wait for its end."""
         self._stopped = True
         self._awake.set()
         if self._thread is not threading.current_thread():
@@ -44,7 +44,7 @@ class Background:
                 self._awake.wait(_POLL_SECONDS)
 
     def _look(self) -> bool:
-        """Whether anything waits still."""
+        """Whether any block still waits."""
         blocks = self._blocks()
         if blocks is None:
             self._stopped = True
@@ -52,5 +52,5 @@ class Background:
         try:
             return blocks.process_events()
         except AllotmentError as error:
-            warnings.warn(f"pinned memory that waits for copies cannot be looked at: {error}", stacklevel=1)
+            warnings.warn(f"pinned memory that waits for copies cannot be polled: {error}", stacklevel=1)
             return False

@@ -4,21 +4,21 @@ A block is in one of four places:
 
     lent      in use
     loose     freed, with streams that may still copy from or to it, and no event recorded yet
-    waiting   behind an event of each of those streams, in one queue: what is freed first is looked at first, and an
-              event that is not reached yet holds up all that come after it
-    kept      on the list of its size class, from which the one freed last is taken first
+    waiting   for an event of each of those streams, in one queue: events are polled in order of the frees, and one
+              that is not done yet holds up all that follow
+    kept      cached on the free list of its size class, last in first out
 
-One event serves all blocks that were loose on its stream: it is recorded by the next request, after all of them. A
-framework that decides as PyTorch does has an event recorded at each free instead (`records_at_once`). What is freed
-without a stream costs no event at all.
+One event serves all blocks that were loose on its stream: the next request records it, after all of them. A framework
+that decides as PyTorch does has an event recorded at each free instead (`records_at_once`). A block freed without a
+stream costs no event.
 
 Kept blocks and events belong to a pool. Requests go to the default pool, or, while a route accepts them, to a private
-one: a graph's blocks serve only captures of its pool. A pool that nobody uses any more ends with its last block.
+one: a graph's blocks serve only captures of its pool. A pool without users ends with its last block.
 
-The lock story: `lock` guards all of it, and the interpreter lock is not needed. It is released while the device
-allocates, frees or synchronizes. Whatever such a step has taken out of a place is in no other thread's reach until it
-is put somewhere else. A device that is written in Python, or a collection, may call on the thread that holds the lock:
-its frees are done when the lock is released, everything else fails.
+Locking: `lock` guards everything here; the interpreter lock is not needed. The lock is released while the device
+allocates, frees or synchronizes. A block that such a step has removed from its place is out of reach for other threads
+until the step puts it somewhere else. A device written in Python, or a garbage collection, may call back on the thread
+that holds the lock: its frees are done when the lock is released, any other call fails.
 """
 
 from cpython.pystate cimport PyThreadState
@@ -38,9 +38,9 @@ cdef enum:
 
 cdef enum Reason:               # why a call failed
     DEVICE_SAID_NO              # with `status`
-    NO_PINNED_MEMORY            # nor in the cache
+    NO_PINNED_MEMORY            # and the cache has none either
     NO_RECORDS                  # the host has no memory for them
-    NOT_LENT                    # the address is not of a block in use
+    NOT_LENT                    # no block in use begins at the address
     CALLED_FROM_INSIDE
     ROUTED_ALREADY
     NOT_ROUTED
@@ -59,16 +59,16 @@ cdef struct PinnedBlock:
     int size_class              # ceil(log2 size)
     size_t awaited              # events that it waits for
     bint lent
-    bint in_capture             # asked for while the current stream was being captured: see `free`
-    bint freed_inside           # by a call from inside
+    bint in_capture             # requested while the current stream was being captured: see `free`
+    bint freed_inside           # freed by a call from inside
     PinnedPool* pool
-    PinnedBlock* next           # on the list of its class, or of those freed inside
+    PinnedBlock* next           # on the list of its size class, or of those freed inside
     stream_t* streams           # recorded for it
     size_t stream_count, stream_room
 
 cdef struct Wait:               # blocks freed on a stream, and the event that they wait for
     stream_t stream
-    event_t event               # once it is recorded
+    event_t event               # after it was recorded
     PinnedBlock** blocks
     size_t count, room
     Wait* next
@@ -81,7 +81,7 @@ cdef struct PinnedPool:
     Wait* loose
     Wait* oldest
     Wait* newest
-    bint processing             # somebody looks at the queue
+    bint processing             # a thread is processing the queue
     PinnedPool* next
 
 cdef struct PinnedRoute:        # the oldest that accepts a request serves it
@@ -101,7 +101,7 @@ cdef enum PinnedAction:         # as the engine's history numbers them
     PINNED_OBTAINED = 3
     PINNED_RETURNED = 4
 
-# Told of each action under the lock; it must not call the allocator.
+# Called for each action, under the lock; it must not call the allocator.
 ctypedef void (*pinned_listener_t)(void* self, int action, address_t address, bytes_t size, uint64_t first,
                                    uint64_t second) noexcept nogil
 ctypedef void (*pinned_visit_t)(void* self, address_t address, bytes_t size, int allocated, int active, uint64_t first,
@@ -112,15 +112,15 @@ cdef class PinnedBlocks:
     cdef DeviceTable* device        # of the memory's device
     cdef Lock lock
     cdef ForkGuard fork_guard
-    cdef bytes_t most_rounded       # above this a request is not rounded up to a power of two
-    cdef bytes_t most_kept          # above this a block is not kept
-    cdef bint catches_all           # a device that refuses to free takes the memory with it
+    cdef bytes_t most_rounded       # larger requests are not rounded up to a power of two
+    cdef bytes_t most_kept          # larger blocks are not cached
+    cdef bint catches_all           # if the device fails to free memory, the memory counts as freed anyway
     cdef bint looks_in_background
     cdef bint records_at_once
-    cdef object background          # the thread that does, if the settings ask for one; None until it is needed
+    cdef object background          # the thread that polls, if the settings ask for one; None before its first use
     cdef bint has_background
     cdef stream_t (*framework_stream)(int device) noexcept nogil     # a framework's current stream; NULL: ours
-    cdef pinned_listener_t listener                        # NULL: nobody listens
+    cdef pinned_listener_t listener                        # NULL: no listener
     cdef void* listening
     cdef PointerMap by_address
     cdef PinnedPool default_pool
@@ -136,9 +136,9 @@ cdef class PinnedBlocks:
     cdef object __weakref__
     cdef bint limited
     cdef bytes_t limit
-    cdef bytes_t asked              # of the device, by threads that wait for it
+    cdef bytes_t asked              # of the device, by threads that wait for one of its calls
 
-    # For callers outside; they return whether it worked.
+    # For callers outside; they return whether they succeeded.
     cdef address_t serve(self, bytes_t size, Fault* fault) noexcept nogil
     cdef bint free(self, address_t address, const stream_t* streams, size_t count, Fault* fault) noexcept nogil
     cdef bint is_lent(self, address_t address) noexcept nogil

@@ -10,12 +10,12 @@ class PinnedBlocks:
 
     def __init__(self, memory: PinnedMemory, settings: Settings) -> None: ...
     def process_events(self) -> bool:
-        """`process`, for the thread that does so in the background; whether anything waits still."""
+        """Variant of `process` for the background thread; return whether any block still waits."""
     def close(self) -> None:
-        """Give back all but what is lent, waiting for copies."""
+        """Release all blocks that are not in use, after waiting for copies."""
     def around(self, address: int) -> tuple[int, int] | None:
-        """(start, size) of the lent block that holds an address, or None."""
+        """Return (start, size) of the block in use that contains an address, or None."""
     def figures(self) -> dict[str, Any]:
-        """All counters by metric."""
+        """Return all counters by metric."""
     def check_figures(self) -> None:
-        """Raise InvariantError if the counters do not say what the blocks are, or a place holds what is not its own."""
+        """Raise InvariantError if the counters disagree with the blocks, or a list holds a wrong block."""

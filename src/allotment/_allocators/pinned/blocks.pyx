@@ -21,7 +21,7 @@ from allotment._allocators.pinned.background import Background
 from allotment.errors import AddressError, InvariantError, RequestError
 
 cdef enum:
-    PER_THREAD_STREAM = 2       # of CUDA: one number for many streams, so only the calling thread can record it now
+    PER_THREAD_STREAM = 2       # of CUDA: one number for many streams; only the calling thread can record on its own
 
 cdef stream_t NO_STREAM = ~<stream_t> 0
 
@@ -59,7 +59,7 @@ cdef inline bint refused(Fault* fault, status_t status, const char* operation) n
 
 
 cdef bint add_stream(PinnedBlock* block, stream_t stream) noexcept nogil:
-    """False if the host has no memory for it."""
+    """Return False if the host has no memory for it."""
     cdef size_t place
     for place in range(block.stream_count):
         if block.streams[place] == stream:
@@ -82,7 +82,7 @@ cdef void push(PinnedBlock* block) noexcept nogil:
 
 
 cdef PinnedBlock* oldest_first(PinnedBlock* block) noexcept nogil:
-    """The same list the other way round: PyTorch gives back first what was freed first."""
+    """Reverse the list: PyTorch releases first the block that was freed first."""
     cdef PinnedBlock* turned = NULL
     cdef PinnedBlock* following
     while block != NULL:
@@ -106,7 +106,7 @@ cdef void drop_wait(Wait* wait) noexcept nogil:
 
 
 cdef Wait* loose_wait(PinnedPool* pool, stream_t stream) noexcept nogil:
-    """With room for a block more; NULL if the host has no memory for it."""
+    """Return the list with room for one block more; NULL if the host has no memory for it."""
     cdef Wait* wait = pool.loose
     while wait != NULL and wait.stream != stream:
         wait = wait.next
@@ -120,7 +120,7 @@ cdef Wait* loose_wait(PinnedPool* pool, stream_t stream) noexcept nogil:
 
 
 cdef void add_loose(PinnedPool* pool, PinnedBlock* block, stream_t stream) noexcept nogil:
-    """pre: `loose_wait` has made room"""
+    """pre: `loose_wait` has reserved the room"""
     cdef Wait* wait = loose_wait(pool, stream)
     wait.blocks[wait.count] = block
     wait.count += 1
@@ -192,7 +192,7 @@ cdef class PinnedBlocks:
         return True
 
     cdef void leave(self) noexcept nogil:
-        """Do what was freed from inside first; its streams are recorded with it."""
+        """First do the frees that came from inside; the next events cover their streams."""
         cdef PinnedBlock* block
         cdef Fault ignored
         while self.freed_inside != NULL:
@@ -202,11 +202,11 @@ cdef class PinnedBlocks:
             block.freed_inside = False
             block.lent = True
             if not self.free_inside(block.address, NULL, 0, &ignored):
-                block.lent, block.awaited = False, 1        # out of reach: what uses it is not known
+                block.lent, block.awaited = False, 1        # out of reach, because the streams that use it are unknown
         lock_give(&self.lock)
 
     cdef PyThreadState* step_out(self) noexcept nogil:
-        """Release the lock, and the interpreter's if this thread holds it: what follows may wait."""
+        """Release the lock, and the interpreter lock if this thread holds it, before a step that may wait."""
         lock_give(&self.lock)
         return let_interpreter_go()
 
@@ -301,7 +301,7 @@ cdef class PinnedBlocks:
             self.keep(block)
             return True
         if block.in_capture:
-            # A graph's copies have no time of their own: the block waits for an event that never comes.
+            # A graph's copies have no fixed time: the block waits for an event that never comes.
             block.lent = False
             block.awaited = 1
             block.stream_count = 0
@@ -318,7 +318,7 @@ cdef class PinnedBlocks:
             if capturing < 0:
                 block.stream_count = before
                 return False
-            if capturing:                       # what a graph copies must outlive the graph
+            if capturing:                       # memory that a graph copies must outlive the graph
                 drop_stream(block, place)
                 before = min(before, block.stream_count)
         block.awaited = block.stream_count
@@ -340,7 +340,7 @@ cdef class PinnedBlocks:
                     drop_wait(own)
                     block.lent, block.awaited, block.stream_count = True, 0, before
                     return False
-                if capturing == 0:              # a capture has begun meanwhile
+                if capturing == 0:              # meanwhile a capture has begun
                     own.next = block.pool.loose
                     block.pool.loose = own
                 drop_stream(block, place)
@@ -349,7 +349,7 @@ cdef class PinnedBlocks:
             add_loose(block.pool, block, block.streams[place])
         block.stream_count = 0
         if self.records_at_once:
-            # A failure leaves the block out of reach, until the next request has better luck.
+            # After a failure the block stays out of reach until a later request succeeds in recording the event.
             self.record_loose(block.pool, fault)
         if self.has_background:
             wake_background(self)
@@ -373,7 +373,7 @@ cdef class PinnedBlocks:
         return found
 
     cdef bint use(self, address_t address, stream_t stream, Fault* fault) noexcept nogil:
-        """Another stream copies from or to a block."""
+        """Record that another stream copies from or to a block."""
         cdef PinnedBlock* block
         cdef bint ok
         if not self.enter(fault):
@@ -384,7 +384,8 @@ cdef class PinnedBlocks:
         return ok
 
     cdef stream_t current(self) noexcept nogil:
-        """The calling thread's current stream, if it can matter; it has none unless it or a framework said so."""
+        """Return the calling thread's current stream, if it can matter; only Allotment or a framework can have set one.
+        """
         if self.framework_stream != NULL:
             return self.framework_stream(self.device.device) if self.routes != NULL else NO_STREAM
         return current_stream(self.device.serial, NO_STREAM)
@@ -486,7 +487,7 @@ cdef class PinnedBlocks:
             pool = link[0]
             if pool.uses == 0 and pool.blocks == 0 and not pool.processing:
                 link[0] = pool.next
-                drop_waits(pool.loose)          # without blocks
+                drop_waits(pool.loose)          # no blocks are left
                 free_memory(pool)
             else:
                 link = &pool.next
@@ -500,11 +501,11 @@ cdef class PinnedBlocks:
             free_memory(block)
             failed(fault, NO_RECORDS)
             return NULL
-        pool.blocks += 1                        # it lives while the lock is released
+        pool.blocks += 1                        # the pool stays alive while the lock is released
         ok = self.ask(size, &block.address, fault)
         if not ok and fault.reason == NO_PINNED_MEMORY:
             ok = self.await_all(fault) and self.empty_all(fault) and self.ask(size, &block.address, fault)
-        if ok and not map_reserve(&self.by_address, 1):        # other threads may have come in meanwhile
+        if ok and not map_reserve(&self.by_address, 1):        # other threads may have entered meanwhile
             self.memory.release(block.address)
             ok = failed(fault, NO_RECORDS)
         if not ok:
@@ -537,18 +538,18 @@ cdef class PinnedBlocks:
         return refused(fault, status, b"pinned_allocate")
 
     cdef bint release(self, PinnedBlock* block, Fault* fault) noexcept nogil:
-        """Give a block back to the device; if it refuses, the block is kept. pre: on no list"""
+        """Return a block to the device; a block that the device refuses is kept. pre: on no list"""
         cdef PyThreadState* unlocked
         cdef status_t status
         if self.memory.is_reserved(block.address):
-            push(block)                         # what is set aside is never given back
+            push(block)                         # memory of the reserve is never returned
             return True
-        map_pop(&self.by_address, block.address)        # before another thread can be given its address
+        map_pop(&self.by_address, block.address)        # before another thread can get the address
         unlocked = self.step_out()
         status = self.memory.release(block.address)
         self.step_in(unlocked)
         if status != OK and not self.catches_all:
-            if map_reserve(&self.by_address, 1):        # else it is lost, as it is without its address
+            if map_reserve(&self.by_address, 1):        # otherwise the block is lost: no map has its address
                 map_put(&self.by_address, block.address, block)
                 push(block)
             return refused(fault, status, b"pinned_free")
@@ -562,7 +563,7 @@ cdef class PinnedBlocks:
         return True
 
     cdef bint empty(self, Fault* fault) noexcept nogil:
-        """Give all blocks back that no stream can touch any more."""
+        """Release all blocks that no stream can touch any more."""
         cdef bint ok
         if not self.enter(fault):
             return False
@@ -571,7 +572,7 @@ cdef class PinnedBlocks:
         return ok
 
     cdef bint empty_all(self, Fault* fault) noexcept nogil:
-        """Of the default pool, and of pools that nobody uses any more."""
+        """Release blocks of the default pool, and of pools without users."""
         cdef PinnedPool* pool = &self.default_pool
         cdef bint ok = True
         while pool != NULL and ok:
@@ -586,7 +587,7 @@ cdef class PinnedBlocks:
         cdef PinnedBlock* following
         cdef int size_class
         cdef bint ok = True
-        pool.uses += 1                          # it stays while the lock is released
+        pool.uses += 1                          # the pool stays while the lock is released
         for size_class in range(CLASS_COUNT):
             block = oldest_first(pool.kept[size_class])
             pool.kept[size_class] = NULL
@@ -608,7 +609,7 @@ cdef class PinnedBlocks:
         if self.device.capture_status == NULL:
             return 0
         status = self.device.capture_status(self.device.self, stream, &capture)
-        if status == INVALID:           # a stream that was destroyed has left its capture
+        if status == INVALID:           # a destroyed stream has left its capture
             return 0
         if status != OK:
             refused(fault, status, b"capture_status")
@@ -616,7 +617,7 @@ cdef class PinnedBlocks:
         return capture != 0
 
     cdef int record(self, PinnedPool* pool, Wait* wait, Fault* fault) noexcept nogil:
-        """Queue blocks behind an event of their stream; 0 if it is being captured and can have none; -1: failed."""
+        """Queue blocks behind an event of their stream; 0 if it is being captured and can have none, -1 on failure."""
         cdef PyThreadState* unlocked
         cdef status_t status = OK
         cdef int capturing
@@ -648,7 +649,7 @@ cdef class PinnedBlocks:
             refused(fault, status, b"event_record")
             return -1
         pool.uses += 1
-        unlocked = self.step_out()      # its stream is gone: what it did may still be under way
+        unlocked = self.step_out()      # its stream is gone, but the stream's work may still be in progress
         status = self.device.device_synchronize(self.device.self)
         self.step_in(unlocked)
         pool.uses -= 1
@@ -679,7 +680,7 @@ cdef class PinnedBlocks:
         return ok
 
     cdef void finish(self, Wait* wait) noexcept nogil:
-        """An event of these blocks has come to pass."""
+        """An event of these blocks is done."""
         cdef PinnedBlock* block
         cdef size_t place
         for place in range(wait.count):
@@ -690,7 +691,7 @@ cdef class PinnedBlocks:
         drop_wait(wait)
 
     cdef bint process(self, PinnedPool* pool, Fault* fault) noexcept nogil:
-        """Keep what events have been reached for, oldest first, up to the first that has not."""
+        """Cache the blocks whose events are done, oldest first, up to the first event that is not."""
         cdef Wait* wait
         cdef status_t status
         cdef bint ok = True
@@ -714,7 +715,7 @@ cdef class PinnedBlocks:
         return ok
 
     cdef bint await_all(self, Fault* fault) noexcept nogil:
-        """Wait for everything that is waited for."""
+        """Wait for all queued events."""
         cdef PinnedPool* pool = &self.default_pool
         cdef bint ok = True
         while pool != NULL and ok:
@@ -752,14 +753,14 @@ cdef class PinnedBlocks:
             self.leave()
 
     cdef void follow(self, stream_t (*current)(int device) noexcept nogil) noexcept nogil:
-        """Decide as PyTorch does when its own code asks: by its current stream, with an event at each free."""
+        """Decide as PyTorch's own code does: by its current stream, with an event at each free."""
         self.framework_stream = current
         self.records_at_once = True
 
     # --- for Python ---
 
     def process_events(self) -> bool:
-        """`process`, for the thread that does so in the background; whether anything waits still."""
+        """Variant of `process` for the background thread; return whether any block still waits."""
         cdef Fault fault
         cdef bint ok, waits
         if not self.enter(&fault):
@@ -772,7 +773,7 @@ cdef class PinnedBlocks:
         return waits
 
     def close(self) -> None:
-        """Give back all but what is lent, waiting for copies."""
+        """Release all blocks that are not in use, after waiting for copies."""
         cdef Fault fault
         cdef status_t status = OK
         cdef bint ok
@@ -823,7 +824,7 @@ cdef class PinnedBlocks:
         return total
 
     cdef bint visit(self, pinned_visit_t visit, void* visiting) noexcept nogil:
-        """All blocks; active are those that cannot be handed out."""
+        """Return all blocks; those that cannot be allocated now are active."""
         cdef Fault ignored
         cdef PinnedBlock* block
         cdef size_t place
@@ -838,7 +839,7 @@ cdef class PinnedBlocks:
         return True
 
     def around(self, address_t address) -> tuple[int, int] | None:
-        """(start, size) of the lent block that holds an address, or None."""
+        """Return (start, size) of the block in use that contains an address, or None."""
         cdef PinnedBlock* block
         cdef size_t place
         cdef address_t start = 0
@@ -856,7 +857,7 @@ cdef class PinnedBlocks:
         return (start, size) if start != 0 else None
 
     def figures(self) -> dict[str, Any]:
-        """All counters by metric."""
+        """Return all counters by metric."""
         cdef int size_class
         cdef dict sums = {}
         for name, counts in (("active_requests", False), ("active_bytes", True)):
@@ -881,7 +882,7 @@ cdef class PinnedBlocks:
         }
 
     def check_figures(self) -> None:
-        """Raise InvariantError if the counters do not say what the blocks are, or a place holds what is not its own."""
+        """Raise InvariantError if the counters disagree with the blocks, or a list holds a wrong block."""
         cdef PinnedBlock* block
         cdef size_t place
         cdef int size_class
@@ -901,19 +902,20 @@ cdef class PinnedBlocks:
                 while block != NULL:
                     if block.lent or block.awaited or block.size_class != size_class or block.pool != pool:
                         raise InvariantError(
-                            "kept blocks", f"{block.address:#x} is on a list, and in use, or of another class or pool")
+                            "kept blocks",
+                            f"{block.address:#x} is on a free list, and in use or of another size class or pool")
                     kept += 1
                     block = block.next
             pool = pool.next
         if owned != self.owned_bytes.current or active != lent + waiting:
             raise InvariantError(
-                "figures of pinned memory", f"{owned} bytes and {lent + waiting} active blocks are there, "
-                f"{self.owned_bytes.current} and {active} are counted")
+                "figures of pinned memory", f"{self.owned_bytes.current} bytes and {active} active blocks counted, "
+                f"{owned} and {lent + waiting} found")
         if lent + waiting + kept != <count_t> self.by_address.count:
             raise InvariantError("places of pinned blocks", f"{self.by_address.count} blocks, {kept} of them kept")
 
     cdef void reset_peaks(self) noexcept nogil:
-        """Peaks start anew from what is there now."""
+        """Reset the peaks to the current values."""
         cdef int size_class
         self.owned.peak, self.owned_bytes.peak = self.owned.current, self.owned_bytes.current
         for size_class in range(CLASS_COUNT):
@@ -924,7 +926,7 @@ cdef class PinnedBlocks:
         self.memory.releasing.shortest = self.memory.releasing.longest = 0
 
     cdef void reset_sums(self) noexcept nogil:
-        """Sums of all allocations and frees start anew from 0."""
+        """Restart the sums of all allocations and frees at 0."""
         cdef int size_class
         self.owned.allocated = self.owned.freed = self.owned_bytes.allocated = self.owned_bytes.freed = 0
         for size_class in range(CLASS_COUNT):
@@ -950,7 +952,7 @@ cdef void drop_waits(Wait* wait) noexcept nogil:
 
 
 cdef void keep_event(PinnedBlocks blocks, event_t event) noexcept nogil:
-    """For the next free; without memory for it, it goes back to the device."""
+    """Reserve room for the block's next free; without memory for that, the block returns to the device."""
     if not make_room(<void**> &blocks.spare_events, &blocks.spare_room, blocks.spare_count, sizeof(event_t)):
         blocks.device.event_destroy(blocks.device.self, event)
         return
@@ -959,7 +961,7 @@ cdef void keep_event(PinnedBlocks blocks, event_t event) noexcept nogil:
 
 
 cdef const char* pool_words(Reason reason) noexcept nogil:
-    """In PyTorch's words, since PyTorch's captures ask."""
+    """Return the error in PyTorch's words, which PyTorch's captures expect."""
     if reason == ROUTED_ALREADY:
         return b"beginAllocateToPool: already recording to mempool_id"
     if reason == NOT_ROUTED:
@@ -971,16 +973,16 @@ cdef void start_background(PinnedBlocks blocks) noexcept with gil:
     if interpreter_ends():
         return
     with cython.critical_section(blocks):
-        if blocks.has_background:       # another thread was quicker
+        if blocks.has_background:       # another thread was faster
             return
         blocks.has_background = True
     try:
         background = Background(blocks)
         with cython.critical_section(blocks):
             blocks.background = background
-    except RuntimeError as error:       # no thread can be started: requests look themselves
+    except RuntimeError as error:       # no thread can be started: requests poll themselves
         blocks.looks_in_background = blocks.has_background = False
-        warn(f"pinned memory is not looked at in the background: {error}")
+        warn(f"pinned memory is not polled in the background: {error}")
 
 
 cdef void wake_background(PinnedBlocks blocks) noexcept with gil:
@@ -1000,5 +1002,5 @@ cdef void warn_that_it_stays(PinnedBlocks blocks, const Fault* fault) noexcept w
 cdef void warn(str text) noexcept:
     try:
         warnings.warn(text, stacklevel=2)
-    except Warning:                     # warnings are errors here, and nobody to raise it to
+    except Warning:                     # warnings are errors here, and no caller can catch this one
         pass

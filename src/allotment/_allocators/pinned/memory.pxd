@@ -1,15 +1,14 @@
-"""Pinned memory as a device: its segments are host memory that another device reaches quickly.
+"""Pinned memory as a device: its segments are host memory that another device reaches quickly. So the engine can divide
+it like any memory, and the PyTorch-like cache gets its blocks from the same place. Where a segment comes from, in this
+order:
 
-So the engine can divide it like any memory, and the cache in PyTorch's manner gets its blocks from the same place.
-Where a segment comes from, in this order:
-
-    reserve      one large segment, set aside at the first request; handed out in pages from the front, never given back
+    reserve one large segment, allocated at the first request; pages are taken from its front and never returned
     registered   ordinary pages, on a NUMA node if one is named, touched and registered by several threads
     device       its own pinned memory
 
 Streams and events are those of the other device.
 
-Any thread may call it, with the interpreter lock or without; only registered pages need it, and take it.
+Any thread may call it, with or without the interpreter lock; only registered pages need that lock, and acquire it.
 """
 
 from libc.stdint cimport uint64_t
@@ -37,13 +36,13 @@ cdef class PinnedMemory(Device):
     cdef object pages           # RegisteredPages, or None
     cdef bint uses_pages        # some segments are registered pages
     cdef bint registers         # and so are new ones
-    cdef object last_error      # what Python raised in a call of the contract
-    cdef Lock lock              # for the reserve and the timings; nothing waits under it
+    cdef object last_error      # the exception that Python raised in a call of the contract
+    cdef Lock lock              # guards the reserve and the timings; held without waiting
     cdef ForkGuard fork_guard
     cdef bytes_t reserve_size   # 0: no reserve
     cdef address_t reserve_next
     cdef address_t reserve_end
-    cdef bint may_be_unlocked   # the device counts what the system did not lock in place
+    cdef bint may_be_unlocked   # pinned memory that the system did not lock in place, according to the device
     cdef bint warned            # of that
     cdef Timing obtaining
     cdef Timing releasing

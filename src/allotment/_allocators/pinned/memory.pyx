@@ -68,7 +68,7 @@ cdef class PinnedMemory(Device):
         fill_table(self)
 
     def __init__(self, inner: Any, settings: Any, numa_node: int | None):
-        pass    # `__cinit__` has read them, so that an object is whole as soon as it is there
+        pass    # `__cinit__` has read the arguments, so that every object is complete
 
     def __dealloc__(self):
         unguard_forks(&self.fork_guard)
@@ -81,7 +81,7 @@ cdef class PinnedMemory(Device):
         if not hasattr(self.inner, "register_host"):
             key = "pinned_use_cuda_host_register" if self.numa_node is None else "numa_node"
             raise SettingsError(
-                f"{key} is not supported on {self.inner.name}: it cannot pin memory that is there already",
+                f"{key} is not supported on {self.inner.name}: it cannot pin existing memory",
                 key=key, value="True" if self.numa_node is None else str(self.numa_node), allowed="False")
         if self.pages is None:
             self.pages = RegisteredPages(self.inner, threads, self.numa_node)
@@ -107,7 +107,7 @@ cdef class PinnedMemory(Device):
         return status
 
     cdef status_t set_reserve_aside(self) noexcept nogil:
-        """Of threads that come at the same time, the first to return keeps its segment."""
+        """If several threads come at the same time, the first to return keeps its segment."""
         cdef address_t found = 0
         cdef status_t status
         if self.reserve_end != 0:
@@ -136,7 +136,7 @@ cdef class PinnedMemory(Device):
         return fits
 
     cdef status_t ask_device(self, bytes_t size, address_t* address) noexcept nogil:
-        """Relaxed: any thread may be capturing, and the driver would end its capture for this."""
+        """Relaxed: any thread may be capturing, and the driver would invalidate its capture because of this call."""
         cdef DeviceTable* table = self.device
         cdef status_t status
         if table.capture_relaxed != NULL:
@@ -150,7 +150,7 @@ cdef class PinnedMemory(Device):
         cdef uint64_t started = allotment_steady_ns()
         cdef status_t status = NOT_READY
         if self.is_reserved(address):
-            return OK                   # handed out once
+            return OK                   # allocated once
         if self.uses_pages:
             status = release_pages(self, address)
         if status == NOT_READY:
@@ -196,7 +196,7 @@ cdef status_t obtain_pages(PinnedMemory memory, bytes_t size, address_t* address
 
 
 cdef status_t release_pages(PinnedMemory memory, address_t address) noexcept with gil:
-    """NOT_READY: they are not registered pages."""
+    """NOT_READY means that they are not registered pages."""
     remember(memory, None)
     try:
         return OK if memory.pages.release(address) else NOT_READY
@@ -206,7 +206,7 @@ cdef status_t release_pages(PinnedMemory memory, address_t address) noexcept wit
 
 
 cdef void warn_of_unlocked(PinnedMemory memory) noexcept with gil:
-    """Say once that the system lets this memory be swapped out."""
+    """Warn once that the system may swap this memory out."""
     if memory.warned or interpreter_ends() or not memory.inner.unlocked:
         return
     memory.warned = True
@@ -311,7 +311,7 @@ cdef status_t event_synchronize(void* self, event_t event) noexcept nogil:
 
 
 cdef status_t capture_status(void* self, stream_t stream, capture_t* capture) noexcept nogil:
-    if stream == host_stream():     # of a request, in the mode "tight"; no device knows it
+    if stream == host_stream():     # of a request, in the mode "tight", which no device knows
         capture[0] = 0
         return OK
     return behind(self).capture_status(behind(self).self, stream, capture)

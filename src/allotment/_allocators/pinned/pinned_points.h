@@ -1,8 +1,9 @@
-/* A PinnedAllocator for C and C++: one table of functions that need no interpreter lock, for as long as the process
- * lives. Any thread may call them. A call that fails returns 0, and `last_error` has the words, for the calling thread.
+/* A PinnedAllocator for C and C++: one table of functions that need no interpreter lock. It stays valid until the
+ * process ends. Any thread may call the functions. A call that fails returns 0, and `last_error` returns the text of
+ * the calling thread's last failure.
  *
- * A framework asks on behalf of the host, and names the streams that use a block by `record_stream`, of the table's
- * device only. A block is handed out again when the work until its free on these streams is done. */
+ * Requests are for the host. A framework calls `record_stream` for each stream that uses a block; the stream must be of
+ * the table's device. A block is reused when the work that these streams had at its free is done. */
 #ifndef ALLOTMENT_PINNED_POINTS_H
 #define ALLOTMENT_PINNED_POINTS_H
 
@@ -46,11 +47,11 @@ typedef enum allotment_pinned_failure {
 typedef void (*allotment_pinned_listener)(
     void* self, int action, uint64_t address, uint64_t size, uint64_t first, uint64_t second);
 
-/* A block; `active`: it cannot be handed out. */
+/* A block; `active`: it cannot be allocated now. */
 typedef void (*allotment_pinned_visitor)(
     void* self, uint64_t address, uint64_t size, int allocated, int active, uint64_t first, uint64_t second);
 
-/* Whether the calling thread's requests are served by a pool; and what `self` stood for is needed no more. */
+/* `accepts`: whether a pool serves the calling thread's requests. `drop`: releases what `self` stands for. */
 typedef int (*allotment_pinned_filter)(void* self, uint64_t stream);
 typedef void (*allotment_pinned_drop)(void* self);
 
@@ -62,7 +63,7 @@ typedef struct allotment_pinned_points {
 
     uint64_t (*allocate)(void* context, size_t size); /* size > 0 */
     int (*free)(void* context, uint64_t address);
-    int (*is_lent)(void* context, uint64_t address); /* whether a block in use begins there */
+    int (*is_lent)(void* context, uint64_t address); /* returns whether a block in use begins there */
     int (*record_stream)(void* context, uint64_t address, uint64_t stream);
     int (*empty_cache)(void* context);
     int (*begin_allocate_to_pool)(
@@ -74,12 +75,15 @@ typedef struct allotment_pinned_points {
     int (*stats)(void* context, allotment_pinned_stats* out);
     int (*reset)(void* context, int only_peaks);
     int (*visit)(void* context, allotment_pinned_visitor visit, void* self);
-    void (*listen)(void* context, allotment_pinned_listener listener, void* self); /* NULL: nobody listens */
+    void (*listen)(void* context, allotment_pinned_listener listener, void* self); /* NULL: no listener */
     int (*configure)(void* context, const allotment_pinned_settings* settings);
-    /* How to ask a framework for the calling thread's current stream. */
+    /* How to get the calling thread's current stream from a framework. */
     void (*follow_current_stream)(void* context, uint64_t (*current)(int device));
 
-    /* Words for the calling thread's last failure, cut to `capacity` and without a 0 at the end; their length. */
+    /*
+     * Copies the text of the calling thread's last failure, cut to `capacity`, without a 0 at the end; returns its
+     * length.
+     */
     size_t (*last_error)(void* context, char* text, size_t capacity, int* failure);
 } allotment_pinned_points;
 

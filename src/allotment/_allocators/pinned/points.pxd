@@ -1,7 +1,7 @@
 """The table of pinned_points.h, which explains it, over a `PinnedAllocator` of either mode.
 
-In the mode "tight" an engine serves the requests, by its own entry points. A block that was asked for during a capture
-and that a stream used there is never freed to it: the graph may copy at any time (`captured`).
+In the mode "tight" an engine serves the requests, through its own entry points. A block that was requested and used by
+a stream during a capture is never freed to the engine: the graph may copy from or to it at any time (`captured`).
 """
 
 from libc.stddef cimport size_t
@@ -57,15 +57,15 @@ cdef extern from "pinned_points.h":
 
 cdef struct Context:
     allotment_pinned_points points
-    void* allocator                 # the PinnedAllocator, which is never let go of
+    void* allocator                 # the PinnedAllocator, which is never released
     void* blocks                    # its PinnedBlocks; NULL in the mode "tight"
     EntryPoints* tight              # of its engine; NULL in the mode "torch"
     Engine* engine                  # likewise
     bytes_t* most_needed            # of the allocator, likewise
     stream_t (*current)(int device) noexcept nogil      # a framework's current stream, or NULL
-    Lock lock                       # for what follows
+    Lock lock                       # guards the fields below
     ForkGuard fork_guard
-    int routes                      # how many pools are routed to, in the mode "tight"
-    PointerMap captured             # blocks asked for during a capture: address -> whether a stream used it
-    pinned_listener_t listener      # in the mode "tight", whose records have more in them
+    int routes                      # number of pools that are routed to, in the mode "tight"
+    PointerMap captured             # blocks requested during a capture: address -> whether a stream used it
+    pinned_listener_t listener      # in the mode "tight", whose records have more fields
     void* listening

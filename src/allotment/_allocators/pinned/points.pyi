@@ -3,11 +3,11 @@
 from allotment._allocators.pinned.allocator import PinnedAllocator
 
 def points_form() -> tuple[int, int]:
-    """The version and the size of the tables."""
+    """Return the version and the size of the tables."""
 
 def points_address(allocator: PinnedAllocator) -> int:
-    """The address of a table as in pinned_points.h, for C and C++.
+    """Return the address of a table as in pinned_points.h, for C and C++.
 
-    Whoever has it may call it at any time and on any thread, with or without the interpreter lock, so the allocator
-    then lives as long as the process.
+    C code may call it at any time and on any thread, with or without the interpreter lock. So the allocator then lives
+    as long as the process.
     """

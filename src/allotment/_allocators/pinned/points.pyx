@@ -50,7 +50,7 @@ cdef void* USED = <void*> <size_t> 2
 cdef void* NOT_USED = <void*> <size_t> 1
 
 
-# --- what happened, in words ---
+# --- the text of a failure ---
 
 cdef int say(int kind, const char* words) noexcept nogil:
     global last_length, last_kind
@@ -72,9 +72,9 @@ cdef int say_fault(Context* context, const Fault* fault) noexcept nogil:
     if fault.reason == NO_RECORDS:
         return say(ALLOTMENT_PINNED_OUT_OF_MEMORY, b"the host has no memory for the records of pinned memory")
     if fault.reason == NOT_LENT:
-        return say(ALLOTMENT_PINNED_NOT_OURS, b"this is no block of pinned memory that is in use")
+        return say(ALLOTMENT_PINNED_NOT_OURS, b"the address is not the start of a block of pinned memory in use")
     if fault.reason == CALLED_FROM_INSIDE:
-        return say(ALLOTMENT_PINNED_FAILED, b"pinned memory was asked for from inside its allocator")
+        return say(ALLOTMENT_PINNED_FAILED, b"the allocator of pinned memory was called from inside itself")
     if fault.reason != DEVICE_SAID_NO:
         return say(ALLOTMENT_PINNED_FAILED, pool_words(fault.reason))
     say(ALLOTMENT_PINNED_FAILED, b"the device refused")
@@ -99,7 +99,7 @@ cdef int say_exception(object error) noexcept:
     try:
         return say(ALLOTMENT_PINNED_FAILED, str(error).encode())
     except BaseException:
-        return say(ALLOTMENT_PINNED_FAILED, b"pinned memory failed, and so did its words")
+        return say(ALLOTMENT_PINNED_FAILED, b"the pinned allocator failed, and so did making the message")
 
 
 cdef size_t last_error(void* self, char* text, size_t capacity, int* failure) noexcept nogil:
@@ -175,7 +175,7 @@ cdef void follow(void* self, stream_t (*current)(int) noexcept nogil) noexcept n
 # --- the mode "tight" ---
 
 cdef bint is_capturing(Context* context) noexcept nogil:
-    """Whether the framework's current stream is; only pools serve captures, so without one it is not."""
+    """Whether the framework's current stream is in a capture; False while nothing is routed to a pool."""
     cdef DeviceTable* device = (<PinnedAllocator> context.allocator).memory.device
     cdef capture_t capture = 0
     if context.routes == 0 or context.current == NULL or device.capture_status == NULL:
@@ -270,7 +270,7 @@ cdef int release_pool_tight(void* self, uint64_t first, uint64_t second) noexcep
 
 
 cdef int visit_tight(void* self, pinned_visit_t visit, void* visiting) noexcept with gil:
-    """The pieces of each segment, free ones too."""
+    """Return the pieces of each segment, free ones too."""
     cdef Allocator tight = (<PinnedAllocator> (<Context*> self).allocator).tight
     try:
         for segment in tight.history.snapshot()["segments"]:
@@ -355,7 +355,7 @@ cdef int reset(void* self, int only_peaks) noexcept with gil:
 
 
 cdef int configure(void* self, const allotment_pinned_settings* settings) noexcept with gil:
-    """What a framework's settings say from now on; blocks that are there keep their sizes."""
+    """Apply a framework's changed settings; existing blocks keep their sizes."""
     cdef PinnedAllocator allocator = <PinnedAllocator> (<Context*> self).allocator
     cdef PinnedBlocks blocks = allocator.blocks
     try:
@@ -371,15 +371,15 @@ cdef int configure(void* self, const allotment_pinned_settings* settings) noexce
 
 
 def points_form() -> tuple[int, int]:
-    """The version and the size of the tables."""
+    """Return the version and the size of the tables."""
     return ALLOTMENT_PINNED_VERSION, sizeof(allotment_pinned_points)
 
 
 def points_address(allocator: PinnedAllocator) -> int:
-    """The address of a table as in pinned_points.h, for C and C++.
+    """Return the address of a table as in pinned_points.h, for C and C++.
 
-    Whoever has it may call it at any time and on any thread, with or without the interpreter lock, so the allocator
-    then lives as long as the process.
+    C code may call it at any time and on any thread, with or without the interpreter lock. So the allocator then lives
+    as long as the process.
     """
     cdef PinnedAllocator pinned = allocator
     cdef Context* context = <Context*> calloc(1, sizeof(Context))

@@ -13,7 +13,7 @@ from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 
 class PluggableAllocator(PluggedMemory):
-    """An allocator made of two functions of yours, which find the memory; the books are kept here.
+    """An allocator made of two functions of yours, which provide the memory; it does the accounting.
 
         alloc(size, device, stream) -> pointer          void* alloc(size_t, int, void*)
         free(pointer, size, device, stream)             void free(void*, size_t, int, void*)
@@ -141,7 +141,7 @@ class PluggableAllocator(PluggedMemory):
         """Return what is allocated, in the form that PyTorch's memory tools read, without a history."""
 
 class PluggableHistory(Part):
-    """What is out of a `PluggableAllocator`: its `history`."""
+    """The allocated memory of a `PluggableAllocator`: its `history`."""
 
     def __init__(self, allocator: PluggableAllocator) -> None: ...
     def segments(self, pool: PoolId = (0, 0)) -> list[dict[str, Any]]:

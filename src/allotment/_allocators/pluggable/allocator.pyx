@@ -38,7 +38,7 @@ cdef class PluggableAllocator(PluggedMemory):
     """PluggableAllocator(alloc, free, *, device=None, device_count=0, init=None, reset=None, \
     memory_fraction=None, base_alloc=None, record_stream=None, begin_allocate_to_pool=None, end_allocate_to_pool=None, \
     release_pool=None)\n--\n
-    An allocator made of two functions of yours, which find the memory; the books are kept here.
+    An allocator made of two functions of yours, which provide the memory; it does the accounting.
 
         alloc(size, device, stream) -> pointer          void* alloc(size_t, int, void*)
         free(pointer, size, device, stream)             void free(void*, size_t, int, void*)
@@ -319,7 +319,7 @@ cdef class PluggableAllocator(PluggedMemory):
 @cython.final
 cdef class PluggableHistory(Part):
     """PluggableHistory(allocator)\n--\n
-    What is out of a `PluggableAllocator`: its `history`.
+    The allocated memory of a `PluggableAllocator`: its `history`.
     """
 
     cdef PluggableAllocator allocator

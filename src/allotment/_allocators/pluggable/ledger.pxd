@@ -2,7 +2,7 @@
 
 Two functions provide and take back memory and report nothing. The ledger knows only what passed through this package:
 
-    address -> Entry        size, device and stream of the request: what the free function will be told
+    address -> Entry        size, device and stream of the request: the arguments for the free function
     device  -> Account      its counters, each pointer being a segment of one block
 
     - An address that is returned again before it was freed keeps its first entry, and counts once.

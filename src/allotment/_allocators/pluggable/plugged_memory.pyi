@@ -3,4 +3,4 @@
 from allotment._allocators.base import AllocatorBase
 
 class PluggedMemory(AllocatorBase):
-    """Functions that find memory, and the books of it; users hold a `PluggableAllocator`."""
+    """Functions that provide memory, and the records of it; users hold a `PluggableAllocator`."""

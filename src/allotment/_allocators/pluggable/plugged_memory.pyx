@@ -22,7 +22,7 @@ from allotment.errors import (
 
 cdef class PluggedMemory(AllocatorBase):
     """PluggedMemory(*args, **kwargs)\n--\n
-    Functions that find memory, and the books of it; users hold a `PluggableAllocator`.
+    Functions that provide memory, and the records of it; users hold a `PluggableAllocator`.
     """
 
     def __cinit__(self, *args, **kwargs):

@@ -45,7 +45,7 @@ class AsyncAllocator(AllocatorBase):
         device. Raises SizeError, StreamError, OutOfMemoryError, DeviceError. Safe to call from several threads.
         """
     def free(self, address: Buffer | int, /) -> None:
-        """Free a block in stream order: after the work that its stream, and those recorded for it, have been given.
+        """Free a block in stream order: after the work submitted so far to its stream and to those recorded for it.
 
         A `Buffer` is closed. Freeing 0 does nothing. During a graph capture, memory allocated before it is freed after
         it (with one warning). Raises AddressError for an address that is not the start of a live block, and
@@ -82,7 +82,7 @@ class AsyncPools(Part):
         """Begin a capture: from now on, requests of streams that are being captured belong to the graph.
 
         The device knows which requests these are, so the conditions are ignored. With `capture`, the device's handle,
-        several allocators on one device can be told of the same capture. Raises CaptureError if another capture is in
+        several allocators on one device can take part in the same capture. Raises CaptureError if another capture is in
         progress in this process; UnsupportedError for memory reserved for a thread, or without captures.
         """
     def join_capture(self, stream: Stream | int) -> None:

@@ -92,8 +92,8 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
 cdef PoolOutcome pool_join(DevicePool* pool, stream_t stream, PoolRefusal* refusal) noexcept nogil
 
 # Announces a capture, and its end; returns False if another one is in progress, or not this one. Several pools of a
-# device may hear of one capture, if the device's handle of it is given: the capture is over when the last of them is
-# told.
+# device can take part in one capture, if the device's handle of it is passed: the capture is over when its end was
+# announced to the last of them.
 cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second, capture_t capture) noexcept nogil
 cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil
 

@@ -1,8 +1,8 @@
-"""The stream-order sanitizer: who touched which block, and whether anything says in which order.
+"""The stream-order sanitizer: which work touched which block, and whether anything orders it.
 
-order       what comes before what: streams, events, the host
-reports     what was found: two accesses, each with its stack
-blocks      what is known of each block: its life, its accesses, the streams declared for it
-watch       an allocator that tells of its requests and frees; poison, redzones, quarantine
-arrays      NumPy arrays that tell what they touch
+order       which work comes before which: streams, events, the host
+reports     the findings: two accesses, each with its stack
+blocks      the state of each block: its life, its accesses, the streams declared for it
+watch       an allocator that reports its requests and frees; poison, redzones, quarantine
+arrays      NumPy arrays that report what they touch
 """

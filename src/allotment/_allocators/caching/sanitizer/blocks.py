@@ -2,7 +2,7 @@
 
     an access       comes after every earlier access that was a write, and a write after every access; the block is live
     a free          comes after every access by other streams, or those are recorded for the block, or the host waited
-    an access to    comes after the work of those who had the memory before, on the stream that the block is for
+    an access to comes after the work of the memory's previous users, on the stream that the block is for
     reused memory
 
 The sanitizer remembers a freed block until its memory is reused, to detect later uses of it.

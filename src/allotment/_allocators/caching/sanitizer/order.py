@@ -1,4 +1,4 @@
-"""What happens before what: a clock for each stream and one for the host, and what each is ordered after.
+"""The order of work: a clock for each stream and one for the host, and the work that each is ordered after.
 
 A stream's own work is in order. It comes after another stream's work as far as it waited for an event recorded there,
 after everything that the host had waited for when the work was submitted, and after what the host did before that. All

@@ -102,7 +102,7 @@ class Sanitizer:
                 return None
             self._blocks.freed(block, self._here() or self._clocks.now(HOST), self._stack())
             if block.of_graph:
-                return [address]  # its graph rightly goes on using it
+                return [address]  # its graph may go on using it
         if block.has_redzone:
             self._check(block, block.size, self.redzone, _REDZONE_BYTE, "overrun", block.made)
         if block.recorded <= {block.stream}:
