@@ -1,4 +1,4 @@
-"""A few lines about the pinned memory of a snapshot, for the commands that are about a device's memory."""
+"""Prints a few lines about the pinned memory of a snapshot, for commands that describe a device's memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 MOST_LINES = 3
 WORTH_SAYING = 0.1
-"""The part of the peak that rounding must be able to make up for it to be said."""
+"""The share of the peak that rounding must be able to explain to be mentioned."""
 
 
 def print_pinned(console: Console, found: PinnedFigures | None) -> None:
-    """Nothing for a snapshot that has none."""
+    """Print the figures; nothing for a snapshot without pinned memory."""
     if found is None:
         return
     when = f"at entry {found.peak_entry:,} of its history" if found.peak_entry >= 0 else "when its history began"

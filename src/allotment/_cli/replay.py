@@ -26,7 +26,7 @@ HOW_KNOWN = {
     "field": "named in the snapshot",
     "marks": "by the snapshot's form",
     "reproduced": "the newest one that reproduces the recorded decisions",
-    "assumed": "assumed: nothing tells",
+    "assumed": "assumed: nothing in the snapshot shows it",
 }
 NAME, LINE = 10, 64
 """Characters of a sparkline's name, and most characters of the line."""

@@ -1,4 +1,4 @@
-"""What a snapshot says of pinned memory: how much there was, who held it, and how much may be rounding."""
+"""What a snapshot records about pinned memory: how much there was, which code held it, and how much may be rounding."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["PinnedFigures", "pinned_figures"]
 
 @dataclass(frozen=True, slots=True)
 class PinnedFigures:
-    """Pinned memory at the moment near its peak at which most was in use, and at the end."""
+    """Pinned memory at the end, and at the moment near its peak at which most was in use."""
 
     entries: int
-    """Of its history."""
+    """Length of the history of pinned memory."""
     peak_bytes: int
     """The most that was pinned."""
     peak_entry: int
-    """Of its history; -1 before the first."""
+    """Index in that history; -1 for a moment before the first entry."""
     in_use_bytes: int
     waiting_bytes: int
-    """Freed, while a copy is under way."""
+    """Freed by the user, while a copy still uses it."""
     cached_bytes: int
     rounding_bytes_at_most: int
-    """What rounding to powers of two can have added; the snapshot has no sizes as requested."""
+    """The most that rounding to powers of two can have added; the snapshot does not contain the requested sizes."""
     end_bytes: int
     holders: list[Holder]
-    """By line, of what was in use."""
+    """By the line of code that held the memory in use."""
 
 
 def pinned_figures(snapshot: Snapshot) -> PinnedFigures | None:
-    """The figures; None if PyTorch recorded no pinned memory. Raises FormatError for what cannot be memory."""
+    """Return the figures; None if PyTorch recorded no pinned memory. Raises FormatError for what cannot be memory."""
     if snapshot.pinned is None:
         return None
     timeline = timeline_of_pinned(snapshot.pinned)

@@ -1,6 +1,6 @@
 "use strict";
-// What is shown, and what keys and controls do to it. A window is a pair of fractions of the whole, so that runs of different
-// length can be looked at together.
+// What is shown, and what keys and controls do to it. A window is a pair of fractions of the whole, so that one window
+// serves runs of different length.
 
 const SETTINGS_TO_TRY = [
   "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:8", "garbage_collection_threshold:0.8", "placement:dense",
@@ -50,7 +50,7 @@ class App {
     if (this.query) this.find(this.query);
   }
 
-  /** Narrow windows show everything one below the other, and scroll; two runs need more width than one. */
+  /** Narrow windows show all parts one below the other, and scroll; two runs need more width than one. */
   _arrange() {
     const {classList} = document.body, width = innerWidth / unit();
     classList.toggle("compared", this.views.length > 1);
@@ -150,12 +150,12 @@ class App {
   _showMomentInWindow() {
     const view = this.momentOf;
     if (this.axis === "time") return;
-    // Moments and entries advance nearly alike; what counts here is that the moment comes into sight.
+    // Moments and entries advance nearly alike; here it only matters that the moment becomes visible.
     const at = this.moment / Math.max(view.overview.last, 1), [low, high] = this.window;
     if (at < low || at > high) this.setWindow(at - (high - low) / 2, at + (high - low) / 2);
   }
 
-  /** Where the moment is between the edges of what is shown; the middle if it is not. */
+  /** Where the moment is between the edges of the window; the middle if it is outside. */
   get _momentInWindow() {
     const at = this.momentOf._momentFraction, [low, high] = this.window;
     return at === null || at < low || at > high ? 0.5 : (at - low) / (high - low);
@@ -226,7 +226,7 @@ class App {
     this._sayTimer = setTimeout(() => { this._element("said").textContent = this.momentOf.said; }, 300);
   }
 
-  /** Something was drawn: what waits for the first picture can look at this. */
+  /** Called after drawing: code that waits for the first picture checks this. */
   drawn() {
     this.frames += 1;
     document.documentElement.dataset.drawn = String(this.frames);
@@ -248,7 +248,7 @@ class App {
 
   notice(text) {
     const notice = this._element("notice");
-    (document.querySelector("dialog[open]") || document.body).append(notice); // nothing is seen above an open dialog
+    (document.querySelector("dialog[open]") || document.body).append(notice); // an open dialog covers everything
     notice.hidden = !text;
     notice.textContent = text || "";
     clearTimeout(this._noticeTimer);
@@ -259,7 +259,7 @@ class App {
 
   _setTheme(theme) {
     document.documentElement.dataset.theme = theme;
-    try { localStorage.setItem("allotment-theme", theme); } catch { /* a file may not keep anything */ }
+    try { localStorage.setItem("allotment-theme", theme); } catch { /* a page opened from a file may not store anything */ }
     this.views.forEach((view) => view.restyle());
   }
 

@@ -1,13 +1,13 @@
 "use strict";
-// Bytes over time, one on top of the other. uPlot draws; what is stacked, the moment and the marks are ours.
+// Bytes over time, one on top of the other. uPlot draws; stacking, the moment and the marks are our own.
 
 const STEPPED = uPlot.paths.stepped({align: 1});
 const BINARY_STEPS = Array.from({length: 52}, (_, power) => 2 ** power);
 
 class StackChart {
   /**
-   * `onMoment(x)`, `onWindow(low, high)` and `onReset()` say what was clicked, dragged over and clicked twice;
-   * `onHover(column)` which column is under the pointer, -1 for none.
+   * `onMoment(x)`, `onWindow(low, high)` and `onReset()` report a click, a drag and a double click;
+   * `onHover(column)` reports the column under the pointer, -1 for none.
    */
   constructor(body, listeners) {
     this._body = body;
@@ -23,7 +23,7 @@ class StackChart {
 
   /**
    * `layers` from the bottom up: {values, color, dim}; `lines` are drawn over them: {values, color, width, fill}. `starts`
-   * has where each column begins, and one more for the end of the last.
+   * has the start of each column, then the end of the last one.
    */
   setData(starts, layers, lines, top, isTime) {
     const size = starts.length;
@@ -105,7 +105,7 @@ class StackChart {
     }, {passive: false});
   }
 
-  /** The column that holds a value of x. */
+  /** Return the column that contains a value of x. */
   columnAt(x) {
     let low = 0, high = this.starts.length - 2;
     while (low < high) {
@@ -137,7 +137,7 @@ class StackChart {
     this._body.setAttribute("aria-label", text);
   }
 
-  /** What is drawn, for a picture of it. */
+  /** Return what is drawn, for a picture of the page. */
   get canvas() { return this._plot && this._plot.ctx.canvas; }
 
   resize() {

@@ -1,6 +1,6 @@
 "use strict";
-// Draws a tree of frames: each as wide as its bytes, below (or above) its caller. Names come from files of others and
-// are only ever set as text.
+// Draws a tree of frames: each as wide as its bytes, below (or above) its caller. Names come from untrusted files, so
+// they are only ever set as text.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const {parent, label, labels, own} = data, count = parent.length;
@@ -24,7 +24,7 @@
     return `hsl(${hue} ${strength} var(--light))`;
   };
 
-  // The nodes to draw: those above the one that is zoomed to, at full width, and those below it by their bytes.
+  // The nodes to draw: those above the zoomed node, at full width, and those below it by their bytes.
   function layout() {
     const width = graph.clientWidth, values = data[metric], placed = [];
     const above = [];
@@ -87,7 +87,7 @@
   }
   function zoom(node) { zoomed = node; chosen = node; draw(); choose(node, true); }
 
-  // Bytes under frames that match, each byte once: a match below a match does not count again.
+  // Bytes under frames that match. Each byte counts once: a match below a match adds nothing.
   function tellFound() {
     if (query === "") { element("found").textContent = ""; return; }
     const inside = new Uint8Array(count);

@@ -1,6 +1,6 @@
 "use strict";
-// All addresses that ever had memory, in rows like a text: an area is as many bytes anywhere on it, and a place stays where
-// it is while time goes on.
+// All addresses that ever had memory, in rows like a text: equal areas are equal numbers of bytes, and an address keeps
+// its place as time goes on.
 
 const ROW_GAP = 4, MOST_ROW = 26;
 
@@ -31,7 +31,7 @@ class AddressMap {
     return Math.max(4, Math.min(40, Math.floor(height / ((height > 300 ? 19 : 15) * unit()))));
   }
 
-  /** How many pieces can be told apart. */
+  /** How many pieces the map can show apart. */
   get cells() { return Math.max(1, Math.floor((this._body.clientWidth - gutter() - rightEdge()) * this.rows)); }
 
   setPieces(pieces, colors, searching) {
@@ -106,7 +106,7 @@ class AddressMap {
     this._eachPart(geometry, place, size, (x, y, width) => context.strokeRect(x - 1, y - 1, Math.max(width, 3) + 2, geometry.bar + 2));
   }
 
-  /** The parts of a stretch, one for each row that it is on. */
+  /** The parts of an interval of addresses, one for each row that it touches. */
   _eachPart(geometry, place, size, draw) {
     let start = Math.max(place, this.window[0]) - this.window[0];
     const end = Math.min(place + size, this.window[1]) - this.window[0];
@@ -167,7 +167,7 @@ class AddressMap {
     return place.length && place[low] <= at && at < place[low] + size[low] ? low : null;
   }
 
-  /** The next or previous block after the one that is picked. */
+  /** The next or previous block after the selected one. */
   neighbour(step) {
     if (!this._pieces) return -1;
     const {life, state, mixed} = this._pieces;
@@ -216,7 +216,7 @@ class AddressMap {
     }, {passive: false});
   }
 
-  /** Nearer to the block that is picked, or to the middle. */
+  /** Move closer to the selected block, or to the middle. */
   zoom(factor) {
     const picked = this._pieces ? this._pieces.life.indexOf(this._picked) : -1;
     const middle = picked >= 0 && this._picked >= 0 ? this._pieces.place[picked] + this._pieces.size[picked] / 2 : (this.window[0] + this.window[1]) / 2;
@@ -224,10 +224,10 @@ class AddressMap {
     this._moveTo(middle - span / 2, span);
   }
 
-  /** What is drawn, for a picture of it. */
+  /** Return what is drawn, for a picture of the page. */
   get canvas() { return this._canvas; }
 
-  /** Show what is around a place, if it is not shown. */
+  /** Scroll to a place unless it is visible. */
   reveal(place, size) {
     const span = this.window[1] - this.window[0];
     if (place >= this.window[0] && place + size <= this.window[1]) return;

@@ -1,5 +1,5 @@
 "use strict";
-// The side: the moment, the block that was picked, what was found, and who holds memory.
+// The side panel: the moment, the selected block, the results of the search, and which code holds memory.
 
 // Files of libraries and of compiled code, as in `lab.explain.holders`.
 const LIBRARIES = /[/\\](site|dist)-packages[/\\]|\/torch\/|\/lib(64)?\/python3\.\d+\/|^<frozen |^<string>/;
@@ -48,7 +48,7 @@ class Panel {
     fill(this._moment, make("h2", {}, when, make("span", {class: "aside"}, aside)), ...refused, note, ...bars, facts);
   }
 
-  /** Names, colors and bytes: of two runs beside each other all names that either has. */
+  /** Names, colors and bytes; for two runs side by side, all names of either. */
   _drawHolders(views) {
     const by = views[0].at.by, held = new Map();
     views.forEach((view, place) => view.overview.groupings[view.at.by].forEach((name, band) => {
@@ -69,7 +69,7 @@ class Panel {
       return row;
     });
     const focused = this._holders.contains(document.activeElement) ? document.activeElement.title : null;
-    fill(this._holders, make("h2", {}, "Who holds it", make("span", {class: "aside"}, `by ${GROUPING_WORDS[by]} · blocks`)), make("div", {class: "rows"}, ...rows));
+    fill(this._holders, make("h2", {}, "What holds it", make("span", {class: "aside"}, `by ${GROUPING_WORDS[by]} · blocks`)), make("div", {class: "rows"}, ...rows));
     const again = focused && rows.find((row) => row.title.split("\n")[0] === focused.split("\n")[0]);
     if (again) again.focus({preventScroll: true});
   }
@@ -92,7 +92,7 @@ class Panel {
       row("lived", `${count(lived)} entries${block.lived_us ? `, ${duration(block.lived_us)}` : ""}`);
     }
     row("pins", block.pins ? `${bytes(block.pins)} free${block.pins_with ? `, with ${plural(block.pins_with, "other block")}` : ", alone"}` : "nothing",
-      "free memory that cannot go back to the device because of this block");
+      "free memory that cannot be released to the device because of this block");
     const frames = block.stack.map(([name, file, line]) => {
       const isOwn = !COMPILED.test(file || "") && !LIBRARIES.test(file);
       return make("li", {class: isOwn ? "own" : ""}, make("b", {}, name), file ? ` ${file}:${line}` : "");

@@ -1,7 +1,7 @@
 "use strict";
 // One run: its figures, its charts over time, its map of addresses.
 
-/** Does one thing at a time, and of what is wanted meanwhile only the newest. */
+/** Runs one task at a time; of the tasks requested meanwhile it keeps only the newest. */
 class Latest {
   constructor(work, onError) { this._work = work; this._onError = onError; this._busy = false; this._wanted = null; }
 
@@ -65,7 +65,7 @@ class RunView {
     })));
   }
 
-  /** Charts need the size of their place, so this comes after the element is in the page. */
+  /** Called once the element is in the page: charts need the size of their place. */
   start() {
     const chartListeners = {
       onMoment: (column) => this._clickColumn(column),
@@ -94,7 +94,7 @@ class RunView {
       while (column + 1 < arrays.moment.length && starts[column + 1] <= fraction * this.extent) column += 1;
       this.app.setMoment(arrays.moment[column], this);
     };
-    // A slider, whose keys are those of the page.
+    // A slider, with the page's keys.
     this._scrub.body.tabIndex = 0;
     for (const [name, value] of Object.entries({role: "slider", "aria-label": "Moment", "aria-valuemin": "0", "aria-valuemax": String(this.overview.last)})) {
       this._scrub.body.setAttribute(name, value);
@@ -153,7 +153,7 @@ class RunView {
 
   get window() { return this.app.window.map((fraction) => fraction * this.extent); }
 
-  /** What is known is drawn at once in the new window; then finer columns are asked for. */
+  /** Draw the data at hand in the new window at once, then fetch finer columns. */
   showWindow() {
     if (!this.overview.history) return;
     const [low, high] = this.window;
@@ -174,7 +174,8 @@ class RunView {
 
   _by(by) { return by in this.overview.groupings ? by : Object.keys(this.overview.groupings)[0]; }
 
-  /** The whole of time first, if it is not known as it is wanted: the bar below and the scale of waste need it. */
+  /** Fetch the whole run first, unless it is there with the same grouping: the bar below and the scale of waste need it.
+     */
   async _loadSeries(wanted) {
     const {whole} = this;
     const isWhole = wanted.low <= 0 && wanted.high >= this.extent;
@@ -186,7 +187,7 @@ class RunView {
 
   async _loadStretch({low, high, by, axis, query}) {
     const columns = Math.max(200, Math.min(2400, Math.round(this._live.body.clientWidth - gutter() - rightEdge())));
-    // A little more than is shown, so that moving finds something there.
+    // A little more than is visible, so that a small move needs no new data.
     const margin = (high - low) / 4, start = Math.max(0, low - margin), end = Math.min(this.extent, high + margin);
     const factor = (end - start) / Math.max(high - low, 1e-9);
     const found = await this.app.source.series(this.number, {start, end: Math.max(start, end - (axis === "time" ? 0 : 1)), columns: Math.round(columns * factor), by, axis, query});
@@ -197,7 +198,7 @@ class RunView {
     }
     if (axis !== (this.isTime ? this.app.axis : "event") || by !== this._by(this.app.by)) return;
     this._show(found);
-    // Another scale of waste is one for all.
+    // The scale of waste is common to all runs.
     if (found === this.whole) this.app.views.forEach((view) => { if (view !== this && view.series) view._show(view.series); });
   }
 
@@ -226,14 +227,14 @@ class RunView {
     this.app.drawn();
   }
 
-  /** What a chart shows, for those who cannot see it. */
+  /** The content of a chart as text, for screen readers. */
   _labelCharts(by) {
     const {peak_live, peak_reserved} = this.overview;
     this._liveChart.label(`Memory in use over time, by ${GROUPING_WORDS[by]}: at most ${bytes(peak_live.bytes)}, at ${entryName(peak_live.entry)}; reserved at most ${bytes(peak_reserved.bytes)}`);
     this._wasteChart.label(`Memory held and not in use over time, by cause: at most ${bytes(this.mostWaste)}`);
   }
 
-  /** Where columns begin, and where the last one ends. */
+  /** Return where the columns begin, and where the last one ends. */
   _starts(found) {
     const {arrays} = found, size = arrays.moment.length, isTime = found.axis === "time";
     const starts = new Float64Array(size + 1);
@@ -243,7 +244,7 @@ class RunView {
     return starts;
   }
 
-  /** The causes of waste that there are. */
+  /** The causes of waste that occur. */
   get causesThere() {
     if (!this.whole) return [];
     const {waste, moment} = this.whole.arrays, size = moment.length;
@@ -255,7 +256,7 @@ class RunView {
     fill(this._waste.note, make("span", {class: "keys"}, ...keys));
   }
 
-  /** The most that was wasted at once, as far as the whole of time is known. */
+  /** The most that was wasted at once, as far as the whole run is known. */
   get mostWaste() {
     if (!this.whole) return 0;
     const {waste, moment} = this.whole.arrays, size = moment.length;
@@ -313,7 +314,7 @@ class RunView {
     context.fill();
   }
 
-  /** All of time as a picture, kept until it looks different: the window over it moves far more often. */
+  /** The whole run as a picture, kept until its content changes: the window over it moves far more often. */
   _wholeDrawn({width, height}, left, across, tall, ratio) {
     const looks = [width, height, this.app.top, this.extent, document.documentElement.dataset.theme].join();
     if (this._drawnOf === this.whole && this._drawnLooks === looks) return this._drawnWhole;
@@ -384,7 +385,7 @@ class RunView {
     this._markMoment();
   }
 
-  /** Where the moment is in time. The map, which stays as it is while time is zoomed, is not drawn again for this. */
+  /** Show where the moment is in time. This does not redraw the map, which does not change while time is zoomed. */
   _markMoment() {
     if (!this.at || !this.overview.history) return;
     this._liveChart.setMoment(this._x);
@@ -393,12 +394,12 @@ class RunView {
 
   get reserved() { return this.at.states.slice(0, 4).reduce((a, b) => a + b, 0); }
 
-  /** The moment in words. */
+  /** The moment as text. */
   get said() { return `${entryName(this.at.entry)}: ${bytes(this.at.live)} in use, ${bytes(this.reserved)} reserved`; }
 
   zoomMap(factor) { this._addresses.zoom(factor); }
 
-  /** What is drawn, from the top: for a picture of it. */
+  /** Return what is drawn, from the top, for a picture of the page. */
   get canvases() {
     const charts = this.overview.history ? [["In use", this._liveChart.canvas], ["Held and not in use", this._wasteChart.canvas, this.causesThere]] : [];
     return [...charts, ["Addresses", this._addresses.canvas]].filter(([, canvas]) => canvas);

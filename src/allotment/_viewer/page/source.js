@@ -1,7 +1,7 @@
 "use strict";
 // Where answers come from: a server, or the document itself. Both have the same methods.
 
-/** The message of packed.py: its object, with the arrays by name. */
+/** Unpacks the message of packed.py: its object, with the arrays by name. */
 function unpack(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
   const about = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
@@ -38,7 +38,7 @@ class ServerSource {
     return found;
   }
 
-  /** So many moments on. */
+  /** Return the moment that many moments later. */
   neighbour(run, moment, step) { return moment + step; }
 
   async series(run, fields) { return unpack(await (await this._get("series", {run, ...fields})).arrayBuffer()); }
@@ -47,7 +47,7 @@ class ServerSource {
   async search(run, query, moment) { return (await this._get("search", {run, query, moment})).json(); }
 }
 
-/** What `stills` wrote: all columns of time, and the pieces of memory at some of its moments. */
+/** The output of `stills`: all columns of time, and the pieces of memory at some of its moments. */
 class FileSource {
   canTry = false;
 
@@ -115,7 +115,7 @@ class FileSource {
     const own = all.life.findIndex((other, i) => other === life && all.first[i] <= still && still <= all.last_still[i]);
     let pins = 0, pinsWith = 0;
     if (own >= 0) {
-      // `unit` is the size of the pages, or of a plain segment: in either case memory is given back in such steps.
+      // `unit` is the size of the pages, or of a plain segment: the unit in which memory is released.
       const base = all.segment[own], unit = all.unit[own];
       const low = base + Math.floor((all.place[own] - base) / unit) * unit;
       const high = base + Math.ceil((all.place[own] + all.size[own] - base) / unit) * unit;
@@ -159,7 +159,7 @@ class FileSource {
     };
   }
 
-  /** So many moments on, or the next one of which there is a map. */
+  /** Return the moment that many moments later, or the next one that has a map. */
   neighbour(run, moment, step) {
     const stills = this._arrays[run].still, now = this._still(run, moment), wanted = this._still(run, moment + step);
     const next = wanted === now ? now + Math.sign(step) : wanted;
@@ -177,7 +177,7 @@ class FileSource {
     return low > 0 && moment - moments[low - 1] < moments[low] - moment ? low - 1 : low;
   }
 
-  /** By life: whether a query means it; the same words as search.py understands. */
+  /** Return by life whether a query matches it; understands the same words as search.py. */
   _find(run, query) {
     const all = this._arrays[run], overview = this._runs[run];
     const units = {"": 1, b: 1, k: 2 ** 10, kib: 2 ** 10, m: 2 ** 20, mib: 2 ** 20, g: 2 ** 30, gib: 2 ** 30, kb: 1e3, mb: 1e6, gb: 1e9};
@@ -200,7 +200,7 @@ class FileSource {
     return Array.from(all.life_number, (_, life) => tests.every((test) => test(life)));
   }
 
-  /** Bytes that a query finds, at the columns' moments. */
+  /** Bytes that match a query, at the columns' moments. */
   _foundOverTime(run, query) {
     const all = this._arrays[run], hits = this._find(run, query);
     const total = new Float64Array(all.moment.length);

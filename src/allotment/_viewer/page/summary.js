@@ -1,5 +1,5 @@
 "use strict";
-// What one pastes into an issue: the moment that is shown, as text (Markdown) and as a picture.
+// The summary that users paste into an issue: the displayed moment as text (Markdown) and as a picture.
 
 const MOST_NAMED = 10;
 
@@ -71,7 +71,7 @@ class Summary {
 
   // --- picture ---------------------------------------------------------------------------------------------------------
 
-  /** All runs beside each other: figures, charts, map, and the legend of each. */
+  /** All runs side by side: figures, charts, map, and the legend of each. */
   _draw(picture) {
     const {views} = this._app, ratio = devicePixelRatio || 1, size = 13 * unit() * ratio, pad = size, line = 1.5 * size;
     const wide = views.map((view) => Math.max(...view.canvases.map(([, canvas]) => canvas.width), 34 * size));
@@ -134,7 +134,7 @@ class Summary {
   }
 }
 
-/** As code in Markdown, whatever is in it; a cell of a table too. */
+/** Quote any text as code in Markdown, also in a cell of a table. */
 function code(text) {
   const fence = "`".repeat(Math.max(0, ...(text.match(/`+/g) || []).map((ticks) => ticks.length)) + 1);
   const space = /^`|`$/.test(text) ? " " : "";

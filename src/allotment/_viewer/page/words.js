@@ -1,6 +1,6 @@
 "use strict";
-// Numbers and names as people read them, and elements made of text. Text from a file only ever becomes text:
-// nothing in these scripts makes elements out of strings.
+// Numbers and names for people, and elements made of text. Text from a file only ever becomes text: no script here
+// parses strings as elements.
 
 // Neither amber nor red: those are memory that waits, and memory that is pinned.
 const BAND_COLORS = [
@@ -98,7 +98,7 @@ function isRest(overview, by, band) {
   return (overview.rest.includes(by) && band === overview.groupings[by].length - 1) || overview.groupings[by][band].startsWith("unknown");
 }
 
-/** By name, for all runs together, so that a name has one color in all of them; no two names of one run share one. */
+/** Colors by name, for all runs together: a name has one color in all runs, and no two names of one run share one. */
 function bandColors(overviews, by) {
   const colors = new Map();
   for (const overview of overviews) {
@@ -115,17 +115,17 @@ function bandColors(overviews, by) {
   return colors;
 }
 
-/** How much larger letters are than on a screen of ordinary size: the style says. */
+/** How much larger letters are than on a screen of ordinary size, from the style sheet. */
 function unit() {
   return parseFloat(getComputedStyle(document.body).fontSize) / 13;
 }
 
-/** Left of charts, bar and map: where the bytes stand. */
+/** Left of charts, bar and map: the width for the labels of bytes. */
 function gutter() {
   return Math.round(74 * unit());
 }
 
-/** Right of them: half of the last number of an axis. */
+/** Right of them: half the width of the axis's last number. */
 function rightEdge() {
   return Math.round(14 * unit());
 }
@@ -139,12 +139,12 @@ function deviceName(device) {
   return device < 0 ? "pinned memory" : `device ${device}`;
 }
 
-/** Whether two runs can be compared: both of devices, or both of pinned memory. */
+/** Whether two runs can be compared: both must be of devices, or both of pinned memory. */
 function isSameKind(view, other) {
   return (view.overview.device < 0) === (other.overview.device < 0);
 }
 
-/** What blocks can be grouped by. */
+/** Criteria for grouping blocks. */
 const GROUPING_WORDS = {
   line: "line", frame: "innermost frame", stack: "stack", pool: "pool", stream: "stream", size: "size",
   annotation: "annotation", metadata: "metadata", tenant: "tenant", scope: "scope", compiled: "compiled region",

@@ -8,7 +8,7 @@ A history records what an allocator did, a workload what its callers did. Most o
   by `empty_cache`.
 - A private pool whose segments were released has no user any more.
 - Blocks freed but never allocated, and blocks at the end that were never allocated, were there at the beginning
-  (`initial_state.py`); which pool a block is of is said by its segment (`placement.py`).
+  (`initial_state.py`); a block's segment shows its pool (`placement.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Pinned memory over time, from a snapshot's own record of it: no replay, since no device divides it.
+"""Pinned memory over time, as a snapshot recorded it. No replay is needed, since no device divides this memory.
 
-Parts of a history may be lost, and the file is untrusted: an entry that contradicts what was there before wins.
-Segments and blocks that share addresses with it end, as a whole. So segments never overlap, and each block lies in one
-of them. Memory that is first mentioned by its end was there from the beginning.
+Parts of a history may be lost, and the file is untrusted. So an entry that contradicts earlier ones wins: all segments
+and blocks that share addresses with it end. Hence segments never overlap, and each block lies in one of them. Memory
+whose first entry is its end existed from the beginning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEVER = 1 << 62
 
 
 def timeline_of_pinned(snapshot: Snapshot) -> Timeline:
-    """The pinned memory of a snapshot, which is its part `pinned`. Raises FormatError for what cannot be memory."""
+    """Return the timeline of a snapshot's `pinned` part. Raises FormatError for what cannot be memory."""
     trace = snapshot.traces[0]
     check_snapshot(snapshot, trace)
     walk = _Walk()
@@ -51,7 +51,7 @@ def timeline_of_pinned(snapshot: Snapshot) -> Timeline:
 
 
 def _take_end(walk: _Walk, snapshot: Snapshot) -> None:
-    """What the snapshot shows at its end and the history did not mention."""
+    """Add what exists at the snapshot's end and has no entry in the history."""
     segments, blocks = snapshot.segments, snapshot.blocks
     pools = list(zip(segments.pool_first.tolist(), segments.pool_second.tolist(), strict=True))
     for address, size, pool in zip(segments.address.tolist(), segments.total_size.tolist(), pools, strict=True):
@@ -63,9 +63,9 @@ def _take_end(walk: _Walk, snapshot: Snapshot) -> None:
 
 
 class _Walk:
-    """Segments and blocks as the entries make them come and go.
+    """Segments and blocks while the entries create and end them.
 
-    A moment is what an entry leads to. An entry that makes several blocks begin or end leads to as many moments.
+    An entry leads to one moment, or to several if several blocks begin or end with it: one for each block.
     """
 
     def __init__(self) -> None:
@@ -86,14 +86,14 @@ class _Walk:
         return len(self.entries) - 1
 
     def _tell(self) -> int:
-        """The moment of a block's begin or end."""
+        """Return the moment for the next block that begins or ends."""
         if self._is_told or self._now == 0:
             self.entries.append(self.entries[-1])
         self._is_told = True
         return self._now
 
     def take(self, entry: int, action: int, start: int, end: int, stack: int, pool: Pool) -> None:
-        """An entry of the history."""
+        """Process an entry of the history."""
         self.entries.append(entry)
         self._is_told = False
         if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE):
@@ -112,12 +112,12 @@ class _Walk:
                 self._end(block[0], block[0] + block[1])
 
     def take_end(self, start: int, end: int, pool: Pool) -> None:
-        """A segment that is there at the end; ignored where the history says something else."""
+        """Add a segment that exists at the end; ignored if the history contradicts it."""
         if self._held.first_in(start, end) is None:
             self._hold(start, end, pool)
 
     def take_block_at_end(self, start: int, end: int, stack: int, pool: Pool) -> None:
-        """A block that is there at the end, likewise."""
+        """Add a block that exists at the end; ignored if the history contradicts it."""
         if self._there.first_in(start, end) is None and self._is_in_one_segment(start, end):
             self._find(start, end, stack, pool)
 
@@ -126,7 +126,7 @@ class _Walk:
         return number is not None and self._segments[number][0] + self._segments[number][1] >= end
 
     def _hold(self, start: int, end: int, pool: Pool) -> bool:
-        """Memory that is there, though perhaps no entry said so; whether it may have been from the beginning."""
+        """Make sure that a segment contains this memory; return whether it may have existed from the beginning."""
         if self._is_in_one_segment(start, end):
             return self._segments[self._held.at(start) or 0][2] == 0
         was_there = self._ever_held.first_in(start, end) is None
@@ -135,7 +135,7 @@ class _Walk:
         return was_there
 
     def _find(self, start: int, end: int, stack: int, pool: Pool) -> int:
-        """The number of the block that begins there, of whatever size; a new one if there is none."""
+        """Return the number of the block that begins there, whatever its size; creates one if there is none."""
         number = self._there.at(start)
         if number is not None and self._blocks[number][0] == start:
             return number
@@ -149,7 +149,7 @@ class _Walk:
         self._segments.append([start, end - start, moment, NEVER, *pool])
 
     def _go(self, start: int, end: int) -> None:
-        """All segments that have a part of these addresses go."""
+        """End all segments that overlap these addresses."""
         for number in dict.fromkeys(number for _, _, number in self._held.clear(start, end)):
             row = self._segments[number]
             self._held.clear(row[0], row[0] + row[1])
@@ -165,7 +165,7 @@ class _Walk:
         return number
 
     def _end(self, start: int, end: int) -> None:
-        """All blocks that have a part of these addresses end."""
+        """End all blocks that overlap these addresses."""
         for number in dict.fromkeys(number for _, _, number in self._there.clear(start, end)):
             block = self._blocks[number]
             self._there.clear(block[0], block[0] + block[1])
@@ -174,7 +174,7 @@ class _Walk:
             block[4] = self._now
 
     def lives(self) -> Lives:
-        """The blocks, in order of their first entry."""
+        """Return the blocks, in order of their first entry."""
         address, size, begin, freed, end, pool = _columns(self._blocks, self._now)
         return Lives(
             address=address.astype(np.uint64),
@@ -188,7 +188,7 @@ class _Walk:
         )
 
     def units(self) -> Units:
-        """The segments."""
+        """Return the segments."""
         rows = sorted(row for row in self._segments if row[2] < row[3])
         address, size, begin, end, first, second = _columns(rows, self._now)
         return Units(
@@ -204,7 +204,7 @@ class _Walk:
 
 
 def _columns(rows: list[list[int]], last: int) -> list[NDArray[np.int64]]:
-    """What never comes to its end does so one moment after the last."""
+    """Return the rows as columns. What never ends gets an end one moment after the last."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * 6
     found = [np.array(column, dtype=np.uint64).astype(np.int64) for column in columns]
     return [np.where(column == NEVER, last + 1, column) if place in (3, 4) else column for place, column in
