@@ -1,4 +1,4 @@
-"""Host memory cached by exact size, for the CPU side of a program, for Python and for C."""
+"""Caches host memory by exact size, for the CPU side of a program, from Python and from C."""
 
 from allotment._allocators.host_cache.cache import (
     CachingAllocator,

@@ -169,7 +169,7 @@ def _give_back(source: Tenant | PinnedAllocator, address: int, tenants: DeviceTe
     source.free(address)
 
 
-_numba_memory_manager = MemoryManager  # what Numba looks for in the module that its environment variable names
+_numba_memory_manager = MemoryManager  # the name that Numba looks up in the module that its environment variable names
 _before: Any = None
 
 

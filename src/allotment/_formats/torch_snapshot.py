@@ -2,9 +2,9 @@
 
 A snapshot is a dict of `segments`, `device_traces`, `allocator_settings` and `external_annotations`, pickled and
 perhaps gzipped; old versions wrote only the list of segments. From 2.14 on it also has `host_segments` and
-`host_traces`, the same of pinned memory: a part of its own here, with the device `HOST`. The fields of a trace entry,
-segment or block differ from version to version: missing ones get a neutral value, unknown ones are kept in `extra`. The
-file is untrusted: no object of the pickle is ever built, and `Limits` bounds the cost.
+`host_traces`, the same for pinned memory, which become a separate snapshot here, with the device `HOST`. The fields of
+a trace entry, segment or block differ from version to version: missing ones get a neutral value, unknown ones are kept
+in `extra`. The file is untrusted: no object of the pickle is ever built, and `Limits` bounds the cost.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Snapshot:
     first_blocks: Blocks | None = None
     """The blocks before the first entry, if known: for a history file. Their segments are not kept."""
     pinned: Snapshot | None = None
-    """Pinned memory, if the snapshot has any of it. Only its trace, segments and blocks are its own."""
+    """Pinned memory, if the snapshot has any, as a snapshot that shares all but its trace, segments and blocks."""
 
 
 def read_snapshot(

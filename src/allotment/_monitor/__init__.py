@@ -1,7 +1,7 @@
 """Processes that announce themselves, so that `allotment top` can ask them for their figures.
 
-figures    what an allocator says of itself, and the one gate for what another process says
-answering  the thread of a process that answers
-asking     finding the processes of this user, and asking them
-overview   their answers by process and device, with rates, and what nobody here holds of each device
+figures    the figures of one allocator, and the only place that validates what another process sends
+answering  the thread that answers other processes
+asking     finds the processes of this user, and asks them
+overview   their answers by process and device, with rates, and the memory of each device that other processes hold
 """

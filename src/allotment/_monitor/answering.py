@@ -4,7 +4,7 @@ It starts with the first allocator whose settings say `monitor:True`, or with an
 a socket, and reads figures only when another process asks, so nothing is added to a request.
 
 The socket's name is in the system's abstract namespace and ends with the process, so a killed process leaves nothing
-behind. The system reports which user connects; the thread turns other users away.
+behind. The system reports which user connects; the thread refuses other users.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BACKLOG = 8  # a stopped process must not accumulate questions for ever
 
 
 class _Monitor:
-    """What this process answers for."""
+    """The allocators and figures that this process reports."""
 
     def __init__(self) -> None:
         self.lock = fork_safe_lock()
@@ -121,7 +121,7 @@ class _Monitor:
             return [each for each in self.allocators if not each.closed]
 
     def lines(self) -> list[Line]:
-        """The lines of code that hold most, of each allocator; one with `where` "" is what has no stack."""
+        """Return the lines of code that hold most, of all allocators; `where` is "" for memory without a stack."""
         found: dict[tuple[str, str], list[int]] = {}
         for allocator in self.living():
             for each in allocator.history.alive() if hasattr(allocator, "history") else ():
@@ -134,7 +134,7 @@ class _Monitor:
     def snapshot(self, device: str | None, descriptors: list[int]) -> dict[str, Any]:
         """Write a snapshot to a file without a name, and send its descriptor.
 
-        The snapshot is of the allocator that holds most memory, on `device` if given.
+        The snapshot is of the allocator that holds most memory, on `device` unless that is None.
         """
         recording = [each for each in self.living() if hasattr(each, "history")]
         fitting = [each for each in recording if device in (None, each.device.name)]

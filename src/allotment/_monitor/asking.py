@@ -90,7 +90,7 @@ class Conversation:
 
 
 def addresses() -> list[bytes]:
-    """The sockets of this user's processes. Raises UnsupportedError where the system has none."""
+    """Return the sockets of this user's processes. Raises UnsupportedError where the system cannot list sockets."""
     if sys.platform != "linux":
         raise UnsupportedError("processes can be watched on Linux only", operation="top")
     beginning = b"@" + (NAME % user_id())[1:]
@@ -112,7 +112,7 @@ def ask_all(seconds: float = FIGURES_SECONDS) -> list[Report | Silent]:
         except BlockingIOError:
             found.append(Silent(int(address.split(b"-")[3])))
         except OSError:
-            continue  # gone since, or another user's
+            continue  # it has ended since, or belongs to another user
     deadline = time.monotonic() + seconds
     for conversation in asked:
         try:

@@ -41,7 +41,7 @@ def has_shared_events(device: Device) -> bool:
     """Whether another process can wait for the device's events."""
 
 def is_idle(device: Device, stream: int) -> bool:
-    """Whether a stream has no work; False if it is destroyed, and may have."""
+    """Whether a stream has no work. False for a destroyed stream, which may still have some."""
 
 def is_captured(device: Device, stream: int) -> bool:
     """Whether work given to a stream is recorded instead of run."""

@@ -172,7 +172,7 @@ def has_shared_events(Device device not None) -> bool:
 
 
 def is_idle(Device device not None, stream_t stream) -> bool:
-    """Whether a stream has no work; False if it is destroyed, and may have."""
+    """Whether a stream has no work. False for a destroyed stream, which may still have some."""
     cdef DeviceTable* table = &device.table
     cdef status_t status
     if table.stream_query == NULL:

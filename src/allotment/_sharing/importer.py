@@ -4,7 +4,7 @@
                      one per owner        one for all blocks in a segment
 
 A block counts as open once, however often this process has opened it. When its last buffer is closed, a thread waits
-for the streams that used it; then its memory is unmapped, and then the owner is told.
+for the streams that used it; then its memory is unmapped, and then the owner is notified.
 
 Finalizers of buffers may run anywhere, also in the middle of this file, so they take no lock: a thread closes
 everything. A second thread waits for streams, so that a busy one does not delay the others.
@@ -299,7 +299,7 @@ class Importer:
     def tell_closed(self, link: Link, key: BlockKey) -> None:
         allocator, block, generation = key
         if link.connection is not None:
-            with contextlib.suppress(OSError, SharingError):  # it is gone, and its leases with it
+            with contextlib.suppress(OSError, SharingError):  # the owner is gone, and its leases with it
                 link.tell(Request(Ask.CLOSE, block, generation, allocator))
 
     def leave(self, link: Link) -> None:

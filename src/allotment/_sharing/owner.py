@@ -5,7 +5,7 @@
     open  ──> lease of a process, until it closes the block or dies ────────────┘
 
 All of them belong to an entry, one for each block. While its block has an entry, a handle can be opened by any number
-of processes. A buffer sent through a queue is received once, so its hold ends there.
+of processes. A buffer sent through a queue is received once, so receiving it ends its hold.
 
 One thread per process listens, started with the first share. A process that opens a block is connected to it and
 watched. Its leases end when it is gone, however it ended, and not before, since its device may still work. A broken
@@ -476,7 +476,7 @@ class Owner:
         self.reply(client, Reply(Answer.FAILED, text=f"{type(error).__name__}: {error}"))
 
     def open_when_over(self, client: Client) -> None:
-        """Reply to a process that opens a block, unless the owner's work has to be waited for on this side."""
+        """Reply to a process that opens a block, unless this side has to wait for the owner's work first."""
         assert client.waiting is not None
         request, entry = client.waiting
         try:
@@ -520,7 +520,7 @@ class Owner:
         return reply
 
     def reply(self, client: Client, reply: Reply) -> bool:
-        """Return whether the process could be told."""
+        """Send a reply; return whether the process could receive it."""
         if client.connection is None:
             return False
         try:
@@ -542,7 +542,7 @@ class Owner:
             self.forget(client)
 
     def forget(self, client: Client) -> None:
-        """End everything of a process that is gone."""
+        """End all leases and holds of a process that is gone."""
         assert self.selector is not None
         if client.connection is not None:
             self.selector.unregister(client.connection)
@@ -558,7 +558,7 @@ class Owner:
         for entry, _ in leases.values():
             self.settle(entry, 1)
 
-    # --- its end ---
+    # --- shutdown ---
 
     def stop(self) -> None:
         """At exit: stop the thread."""

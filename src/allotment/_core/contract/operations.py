@@ -170,7 +170,7 @@ GROUPS = (
             ),
             Operation(
                 "segment_free", "address address, bytes size", "",
-                "Free what `allocate` returned, whole. A second time, or for any other address, raise AddressError.",
+                "Free all memory at an address that `allocate` returned. Raise AddressError for any other address.",
                 method="free",
             ),
         ),

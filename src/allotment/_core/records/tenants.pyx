@@ -17,7 +17,7 @@ cdef uint32_t tenant_context(str name) except? 0xFFFFFFFF:
             if len(names) == TENANTS_MOST:
                 raise RequestError(f"too many tenants: a process can have {len(names) - 1}, and {name!r} is one more")
             context = len(names) << TENANT_SHIFT
-            names.append(name)      # first: whoever finds the context may ask for the name
+            names.append(name)      # first, because code that finds the context may look up its name
             contexts[name] = context
     return context
 

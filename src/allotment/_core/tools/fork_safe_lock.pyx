@@ -19,7 +19,7 @@ from allotment._core.tools.forks cimport give_long_locks, take_long_locks
 import os
 import threading
 import time
-from importlib import _bootstrap  # public functions do not tell who imports what
+from importlib import _bootstrap  # no public function tells which thread imports what
 from weakref import ref
 
 _locks = set()  # weak references. A plain set, because its copy is of one moment

@@ -20,7 +20,7 @@ cdef extern from *:
     int strict_mode "allotment_strict_mode"
 
 cdef enum:
-    STACK_EDGES = 16            # more predecessors are rare, and take a malloc
+    STACK_EDGES = 16            # more predecessors are rare, and need a malloc
 
 
 cdef void fill_capture(DeviceTable* table) noexcept:

@@ -32,13 +32,13 @@ cdef struct CudaContext:
     CUdevice device
     CUcontext handle            # NULL until the device is first used
     pthread_mutex_t mutex       # guards the handle until it is set, and everything below
-    CUstream* parked            # streams that users destroyed: sorted by handle
+    CUstream* parked            # streams that users have destroyed, sorted by handle
     size_t parked_count
     size_t parked_capacity
     PointerMap chunks           # existing chunks: handle -> how often it was returned
     PointerMap descriptors      # of exported chunks: handle -> descriptor + 1, open as long as the chunk
     PointerMap ipc_handles      # of exported segments: base -> CUipcMemHandle, the same each time
-    CUmemoryPool pool           # the device's default pool; NULL until it is first used
+    CUmemoryPool pool           # the device's default pool; NULL before its first use
 
 cdef struct CudaBackend:        # what `self` of a table points to
     CudaContext* context
@@ -46,7 +46,7 @@ cdef struct CudaBackend:        # what `self` of a table points to
     bytes_t granularity                     # 0 if the device has no virtual memory
     bytes_t total                           # all memory of the device
 
-cdef struct Visit:              # one stay in a context
+cdef struct Visit:              # one stay of a thread in a context
     bint has_pushed
 
 cdef inline CudaContext* context_in(void* self) noexcept nogil:

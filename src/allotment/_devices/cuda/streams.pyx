@@ -57,7 +57,7 @@ cdef bint holds(CudaContext* context, CUstream stream, size_t place) noexcept no
 
 cdef bint is_parked(CudaContext* context, stream_t stream) noexcept nogil:
     cdef bint found
-    if context.parked_count == 0:       # read without the mutex: to use a stream while parking it is the user's race
+    if context.parked_count == 0:       # read without the mutex: using a stream while parking it is the user's race
         return False
     pthread_mutex_lock(&context.mutex)
     found = holds(context, <CUstream> stream, place_of(context, <CUstream> stream))

@@ -251,7 +251,7 @@ cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, addres
 
 
 cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept nogil:
-    # As with a driver's free: work queued before the free may still have to run.
+    # Like a driver's free, it waits: work queued before the free may still have to run.
     cdef status_t status = host_streams.await_everything((<Host*> self).scheduler)
     if status != OK:
         return status

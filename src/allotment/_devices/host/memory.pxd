@@ -35,7 +35,7 @@ cdef struct LimitFiles:             # of one control group; see cgroups.py
 cdef struct HostMemory:
     bytes_t page
     bint shareable                  # segments and chunks have their own files
-    bytes_t total                   # atomic; as last read
+    bytes_t total                   # atomic; the last value read
     bytes_t used                    # atomic; bytes of existing segments and chunks
     pthread_mutex_t mutex           # guards `segments`
     PointerMap segments             # address -> size, as a pointer

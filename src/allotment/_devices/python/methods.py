@@ -28,7 +28,7 @@ class Methods:
         raise self._lacks("allocate")
 
     def free(self, address: int, size: int) -> None:
-        """Free what `allocate` returned, whole. A second time, or for any other address, raise AddressError."""
+        """Free all memory at an address that `allocate` returned. Raise AddressError for any other address."""
         raise self._lacks("free")
 
     # Virtual memory: addresses (ranges) apart from physical memory (chunks) (all or none).

@@ -98,7 +98,7 @@ cdef status_t failed(void* self, object error) noexcept:
         status = status_of(error)
         keep_failure(self, status, error)
     except BaseException:
-        pass        # nothing may escape, not even a failure to store a failure; the status itself remains
+        pass        # no exception may escape, not even one from storing the failure; the status itself remains
     return status
 
 

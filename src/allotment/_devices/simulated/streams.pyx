@@ -92,8 +92,8 @@ cdef status_t stream_destroy(void* self, stream_t handle) noexcept nogil:
     cdef status_t status = enter_on(device, STREAM_DESTROY, handle, &stream)
     if status != OK:
         return status
-    # A destroyed stream's work continues to its end. Events that refer to the record are done then, and stay so: its
-    # next user counts on from there.
+    # A destroyed stream's work continues to its end. Events that refer to the record are done by then, and stay so: the
+    # record's next user continues the count.
     stream.finished = stream.launched
     map_put(&device.streams, handle + 1, destroyed())
     if stream.capture == NULL:

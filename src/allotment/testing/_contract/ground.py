@@ -35,14 +35,15 @@ class Ground:
 
     segment_size = 2 << 20
     exact_memory_info = False
-    """Whether no other process uses the device, and its free memory moves by exactly what is allocated and created."""
+    """Whether no other process uses the device, and its free memory changes by exactly what is allocated and created.
+    """
     notices_empty_unmaps = True
     """Whether the device refuses to unmap where nothing is mapped; a driver may find that there is nothing to do."""
 
     nests_graphs = True
     """Whether a graph can be launched on a stream that is being captured; a driver may refuse that."""
 
-    # What a backend's tests supply.
+    # Supplied by a backend's tests.
 
     @pytest.fixture
     def device(self) -> Device:
@@ -89,7 +90,7 @@ class Ground:
 
     @pytest.fixture
     def busy(self, device: Device, stream: int, other_stream: int) -> Iterator[Busy]:
-        """`hold`, for tests: a test that fails half-way leaves no stream waiting for ever."""
+        """`hold`, for tests: even a test that fails half-way leaves no stream waiting."""
         finishes = []
 
         def keep_busy(stream: int) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""What a device says of itself: its capabilities and the operations that they stand for."""
+"""What a device reports about itself: its capabilities, and the operations that they stand for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ for group in GROUPS:
 
 
 class TableContract(Ground):
-    """What a device says of itself: its capabilities and the operations that they stand for."""
+    """What a device reports about itself: its capabilities, and the operations that they stand for."""
 
     def test_plain_memory_is_always_there(self, probe: Probe) -> None:
         assert {"segment_allocate", "segment_free"} <= probe.operations

@@ -1,4 +1,4 @@
-"""Ranges of addresses, chunks of memory, and one mapped into the other."""
+"""Ranges of addresses, chunks of memory, and mappings of chunks into ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allotment.testing._contract.ground import MORE_THAN_ANY_DEVICE, Ground, ref
 
 
 class VirtualMemoryContract(Ground):
-    """Ranges of addresses, chunks of memory, and one mapped into the other."""
+    """Ranges of addresses, chunks of memory, and mappings of chunks into ranges."""
 
     def test_ranges_do_not_overlap_and_start_at_the_granularity(self, probe: Probe, page: int) -> None:
         size = 4 * page
