@@ -1,4 +1,4 @@
-"""What the adapters share, and what they say without their framework."""
+"""What the adapters share, and their errors without their framework."""
 
 import gc
 import importlib

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: what is told, under which labels, and that it adds up; a real server if there is one."""
+"""Figures for Prometheus: which are exported under which labels; they add up; a real server can read them."""
 
 import gc
 import json
@@ -29,7 +29,7 @@ OPENER = build_opener(ProxyHandler({}))
 
 
 def samples(device):
-    """What is exported for devices of this name: tests use sizes that no other test has."""
+    """Return what is exported for devices of this name: tests use sizes that no other test has."""
     gc.collect()
     return {
         (sample.name, sample.labels["tenant"], sample.labels["tag"]): sample.value
@@ -219,7 +219,7 @@ def test_a_real_server_scrapes_a_program_and_answers_every_query_of_the_dashboar
 
 
 def answer(port, query):
-    """The values that a query has; none while the server starts."""
+    """Return the values of a query; none while the server starts."""
     query = query.replace("$device", ".*").replace("$__rate_interval", "10s")
     try:
         _, text = fetch(f"http://127.0.0.1:{port}/api/v1/query?query={quote(query)}")

@@ -147,7 +147,7 @@ def test_memory_from_elsewhere_cannot_be_recorded(adapter, numba, allocator):
 
 
 class SharedMemory:
-    """What stands for an allocator that shares."""
+    """Stands for an allocator that shares memory."""
 
     def __init__(self, allocator):
         self.allocator = self

@@ -1,4 +1,4 @@
-"""NumPy's arrays from an allocator: whose memory they have, what is in it, and what becomes of it."""
+"""NumPy's arrays from an allocator: where their memory comes from, what it contains, and where it returns to."""
 
 import gc
 import os
@@ -88,7 +88,7 @@ def test_an_array_that_grows_keeps_its_values(allocator):
         array.resize(3 * MIB, refcheck=False)
         assert (array[:MIB] == np.arange(MIB)).all()
         assert not array[MIB:].any()
-        array.resize(10, refcheck=False)  # small now, so the system's
+        array.resize(10, refcheck=False)  # small now, so from the system
         assert array.tolist() == list(range(10))
     assert held(allocator) == 0
 
@@ -150,7 +150,7 @@ def run_python(program: str, *, code: int = 0) -> str:
 
 
 def test_installed_it_serves_every_thread_and_takes_back_what_it_gave():
-    """In a process of its own: what was installed once lives for ever."""
+    """Run in a separate process: what was installed once lives until the process ends."""
     assert run_python("""
         import threading
         import numpy as np
@@ -302,7 +302,7 @@ def test_bad_arguments_are_refused(allocator):
 
 @pytest.mark.threads
 def test_threads_going_in_and_out_keep_their_values():
-    """The long run of this is tests/stress/numpy_threads.py."""
+    """tests/stress/numpy_threads.py is the long run of this test."""
     program = Path(__file__).parents[1] / "stress" / "numpy_threads.py"
     done = subprocess.run(
         [sys.executable, str(program), "--seconds", "2"], capture_output=True, text=True, env=os.environ, timeout=120

@@ -41,7 +41,7 @@ numbers = torch.arange(3 << 20)
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of the stand-in."""
+    """Written for the stand-in."""
     package = tmp_path / "vllm" / "device_allocator"
     package.mkdir(parents=True)
     (tmp_path / "vllm" / "__init__.py").touch()

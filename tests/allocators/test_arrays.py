@@ -1,4 +1,4 @@
-"""NumPy arrays of an allocator's memory, and cached memory given back down to a size."""
+"""NumPy arrays on an allocator's memory, and cached memory that is released down to a size."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_an_array_of_nothing_needs_no_memory(allocator):
 
 
 def test_items_without_bytes_are_not_walked_through(allocator):
-    assert allocator.full(1 << 59, 0, {}).shape == (1 << 59,)  # ends at once, and not after years
+    assert allocator.full(1 << 59, 0, {}).shape == (1 << 59,)  # ends at once, not after years
 
 
 def test_what_is_not_an_array_of_numbers_is_refused(allocator):

@@ -1,4 +1,4 @@
-"""What all kinds of allocators have in common: the same names for what they can do, help, and a repr that works."""
+"""What all kinds of allocators have in common: the same names for the same operations, help, and a repr that works."""
 
 import gc
 import inspect

@@ -1,4 +1,4 @@
-"""Buffers: memory that frees itself and is seen by others without a copy."""
+"""Buffers: memory that frees itself, and that other libraries see without a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of buffers and allocators: `with`, `close`, slices, and what is told of blocks that are still in use."""
+"""The end of buffers and allocators: `with`, `close`, slices, and the report of blocks that are still in use."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_an_allocator_that_goes_with_live_blocks_tells_of_them(any_allocator):
 
 
 def test_an_allocator_that_goes_with_nothing_in_use_is_silent():
-    allocator = allotment.Allocator("sim:1003MiB")  # a size no other test has: what they left behind may end here too
+    allocator = allotment.Allocator("sim:1003MiB")  # used by no other test: its objects may end here too
     allocator.free(allocator.malloc(512))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

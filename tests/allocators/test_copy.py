@@ -1,4 +1,4 @@
-"""What `copy` is given is checked as far as it is known: what is wrong is an error, not the end of a process."""
+"""`copy` checks its arguments as far as they are known: a mistake raises an error and does not end the process."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_more_than_a_buffer_has_is_refused(alloc):
         with pytest.raises(SizeError, match="more than <Buffer of 10 bytes"):
             alloc.copy(destination, source, 2048)
     alloc.copy(small, large, 10)
-    Stream.default(alloc).synchronize()  # a plug-in's memory goes at once
+    Stream.default(alloc).synchronize()  # a plug-in's memory is freed at once
 
 
 def test_more_than_a_block_has_is_refused(alloc):
@@ -97,7 +97,7 @@ def test_memory_that_is_free_is_refused(kind):
 def test_an_address_that_nobody_knows_is_refused_on_host_memory(alloc):
     block = alloc.malloc(SIZE)
     if not is_host(alloc):
-        alloc.copy(block, 0x1000, 10)  # the device's to refuse
+        alloc.copy(block, 0x1000, 10)  # the device refuses it
         return
     with pytest.raises(AddressError, match="pass the object that has it"):
         alloc.copy(block, 0x1000, 10)
@@ -135,7 +135,7 @@ def test_an_array_is_copied_from_and_to_and_kept_until_that_is_done():
     stream = Stream(alloc)
     block = alloc.empty(1000)
     result = np.zeros(1000, np.uint8)
-    alloc.copy(block, np.arange(1000, dtype=np.uint8), 1000, stream)  # the array goes before the copy is done
+    alloc.copy(block, np.arange(1000, dtype=np.uint8), 1000, stream)  # the array is dropped before the copy is done
     alloc.copy(result, block, 1000, stream)
     stream.synchronize()
     assert result.tolist() == np.arange(1000, dtype=np.uint8).tolist()

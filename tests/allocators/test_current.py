@@ -1,4 +1,4 @@
-"""Which allocator is responsible for a device: made at first use, or put in its place before."""
+"""Which allocator is responsible for a device: the one made at first use, or the one installed before."""
 
 import itertools
 
@@ -19,7 +19,7 @@ _indices = itertools.count(1000)
 
 @pytest.fixture
 def device():
-    """A device that was never used: the table of allocators is the process's."""
+    """Return the name of a device that was never used: the table of allocators belongs to the process."""
     return f"sim:1GiB#{next(_indices)}"
 
 
@@ -30,7 +30,7 @@ def plug():
 
 
 class Late:
-    """A device allocator of somebody's own that is not initialized before it is used."""
+    """A user's device allocator, which is not initialized before its first use."""
 
     device = allotment.SimulatedDevice(1 << 30)
     initialized = False
@@ -195,7 +195,7 @@ def test_a_class_that_inherits_an_interface_and_forgets_a_method_cannot_be_made(
 
 
 def test_a_device_allocator_that_forgets_methods_is_refused_though_its_base_is_compiled(device):
-    class Forgetful(int, DeviceAllocator):  # `int` makes the object, and does not look for abstract methods
+    class Forgetful(int, DeviceAllocator):  # `int` creates the object, and does not check for abstract methods
         def malloc(self, size, stream=0):
             return 4096
 

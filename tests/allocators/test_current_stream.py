@@ -1,4 +1,4 @@
-"""A request that names no stream is for the calling thread's current one, also inside a graph capture."""
+"""A request that names no stream is for the calling thread's current stream, also inside a graph capture."""
 
 import ctypes
 import threading
@@ -20,7 +20,7 @@ def alloc(request):
 
 
 def block_of(alloc, address):
-    """(pool, stream) of a live block."""
+    """Return (pool, stream) of a live block."""
     for segment in alloc.history.segments():
         for block in segment["blocks"]:
             if block["address"] == address and block["state"] == "active_allocated":

@@ -1,4 +1,4 @@
-"""A program may end with anything of ours open: it says nothing, and ends as its own code says."""
+"""A program may end with any of our objects open: it prints nothing about them, and ends as its own code says."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A file that is written anew is the old one or the new one, whatever fails."""
+"""A file that is replaced has the old content or the new, whatever fails."""
 
 import os
 import pickle
@@ -111,7 +111,7 @@ def test_links_are_followed_where_the_system_follows_them(tmp_path, monkeypatch)
     real = os.stat
 
     def refuse(path, **how):
-        if path == str(link):  # as Linux does in /tmp, if the link is another user's
+        if path == str(link):  # as Linux does in /tmp, if the link belongs to another user
             raise PermissionError(13, os.strerror(13), path)
         return real(path, **how)
 

@@ -1,4 +1,7 @@
-"""Pinned memory that is kept: it is handed out again only when no copy can touch it. In both modes, unless said so."""
+"""Cached pinned memory: it is reused only when no copy can still touch it.
+
+Tests are for both modes unless they say otherwise.
+"""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +20,7 @@ MIB = 1 << 20
 
 
 class CountingDevice(CudaLikeDevice):
-    """Counts the events that were recorded and asked for; can pin memory that is there already."""
+    """Counts the events recorded and queried; can pin existing memory."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

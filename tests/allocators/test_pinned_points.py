@@ -1,4 +1,4 @@
-"""The table of C functions over a PinnedAllocator, called as C code does: without the interpreter lock."""
+"""The table of C functions over a PinnedAllocator, called as C code calls it: without the interpreter lock."""
 
 import ctypes
 import gc
@@ -70,7 +70,7 @@ def device():
 
 @pytest.fixture
 def made(device):
-    """Makes a table; allocators that have one are never let go of, so the device is emptied in the end."""
+    """Make a table. An allocator with a table is never deleted, so the device is emptied at the end."""
     all_made = []
 
     def made(mode, **arguments):

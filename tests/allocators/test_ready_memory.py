@@ -1,4 +1,4 @@
-"""Memory that the calling thread touches at once: whatever was queued for it is done when the call returns."""
+"""Memory that the calling thread may touch at once: the work queued for it is done when the call returns."""
 
 import ctypes
 import threading
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.threads
 
 SIZE = 3 << 20
 OLD = 0xAB
-PATIENCE = 0.1  # how long queued work lets itself be overtaken; only a call that waits for it sees this time pass
+PATIENCE = 0.1  # how long queued work waits to be overtaken; only a call that waits for the work takes that long
 
 MADE = {
     "array": lambda alloc, **on: filled(alloc.array(SIZE, "uint8", **on)),
@@ -35,7 +35,7 @@ def filled(array):
 
 
 class Overtaken:
-    """A block that was freed while its stream has work on it, which begins once somebody has overtaken it."""
+    """A block that was freed while its stream has queued work on it; the work begins once it could be overtaken."""
 
     def __init__(self, alloc, stream):
         self.made = threading.Event()
@@ -59,7 +59,7 @@ def alloc(request):
 
 @pytest.fixture
 def plain():
-    """One whose memory NumPy takes: a forked child would not share it. Its C functions were given away: no closing."""
+    """Make an allocator that NumPy accepts, without shared memory; its entry points keep it from being closed."""
     made = allotment.Allocator("host")
     yield made
     made.inspection.check_invariants()
@@ -171,7 +171,7 @@ def test_a_function_on_a_stream_gets_ready_memory_while_the_default_stream_waits
 
     assert len(found) == 4 and not any(array.any() for array in found)
     found.clear()
-    stream.submit(lambda: None)  # without an interpreter lock, what its thread has made goes when it runs Python next
+    stream.submit(lambda: None)  # without an interpreter lock, its thread frees objects when it runs Python next
     stream.synchronize()
     assert alloc.stats()["allocated_bytes.all.current"] == 0
 

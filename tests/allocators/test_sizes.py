@@ -1,4 +1,4 @@
-"""Every call that asks for memory takes bytes, or text with a unit."""
+"""Every call that requests memory accepts bytes, or text with a unit."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_a_text_without_a_unit_is_no_size(allocator):
 
 
 class Drifting:
-    """A size that is another one each time it is asked."""
+    """A size whose value changes with each query."""
 
     def __init__(self):
         self.size = 0

@@ -1,4 +1,4 @@
-"""Names that people who know PyTorch's allocator look for."""
+"""Names that users of PyTorch's allocator expect."""
 
 import ctypes
 import gc
@@ -12,7 +12,7 @@ from allotment.errors import OutOfMemoryError, RequestError
 
 
 class Told(allotment.Backend):
-    """A device that knows who uses it."""
+    """A device that knows the processes that use it."""
 
     def __init__(self, processes):
         super().__init__(name="told", index=3)
@@ -205,7 +205,7 @@ def test_the_raw_deleter_is_a_c_function_that_frees():
 
 
 class Copying(allotment.Backend):
-    """A device that notes between which devices it copies."""
+    """A device that records between which devices it copies."""
 
     def __init__(self):
         super().__init__(index=1)

@@ -1,4 +1,4 @@
-"""What objects promise when several threads use one of them at the same time: see docs/threads.md."""
+"""What objects guarantee when several threads use one of them at the same time: see docs/threads.md."""
 
 import gc
 import threading
@@ -18,7 +18,7 @@ ROUNDS = 200
 
 
 def at_once(function, *, rounds=1):
-    """Call `function(number)` on eight threads at the same time; gives what it returned or raised, of all of them."""
+    """Call `function(number)` on eight threads at the same time; return what each call returned or raised."""
     start = threading.Barrier(THREADS)
     answers = []
 
@@ -276,7 +276,7 @@ def test_what_one_thread_says_about_garbage_collections_holds_though_others_make
         for _ in range(ROUNDS // 10):
             gc.disable()
             calls = len(asked)
-            while len(asked) < calls + 2:  # the call that was running is over
+            while len(asked) < calls + 2:  # the call that was running has ended
                 pass
             assert not gc.isenabled()
             gc.enable()

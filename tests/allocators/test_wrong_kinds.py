@@ -1,4 +1,4 @@
-"""An object of the wrong kind is refused where it is given, by name, and not by an error from inside."""
+"""An object of the wrong kind is refused where it is passed, by name, and not by an internal error."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The compiled torch allocator: made once, kept by versions, and a clear reason where it cannot be made."""
+"""The compiled torch allocator: compiled once, cached by version, and a clear reason where it cannot be compiled."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from helpers.bare_packages import import_bare
 
 PLACES = [str(Path(allotment.__file__).parents[1]), str(Path(__file__).parents[2])]
 
-# Writes what it is asked for, and one line for each time that it runs.
+# Writes the output that it is asked for, and one line for each run.
 COMPILER = """#!/bin/sh
 echo run >> "{log}"
 {before}
@@ -39,7 +39,7 @@ def building():
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine with a compiler, headers of CUDA and of PyTorch: `torch` is where the latter is."""
+    """Make a machine with a compiler and the headers of CUDA and of PyTorch; PyTorch is at `torch`."""
 
     class Machine:
         torch = tmp_path / "site" / "torch"
@@ -86,7 +86,7 @@ def facts(building, machine):
 
 
 def kept_by(building, facts, say=print):
-    """Where the library is kept."""
+    """Return the place where the library is cached."""
     found = building.library(facts, say)
     os.close(found.descriptor)
     return found.path
@@ -172,7 +172,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(building, machine, f
 
 def test_a_home_that_cannot_be_written_leads_to_temporary_files(building, machine, facts, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be made below a file
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder can be made below a file
     found = kept_by(building, facts)
     assert found.parent == tmp_path / "tmp" / f"allotment-{os.geteuid()}"
     assert kept_by(building, facts) == found
@@ -257,7 +257,7 @@ def test_two_processes_at_once_compile_once(machine, tmp_path):
     os.mkfifo(tmp_path / "gate")
     machine.compiler(f'read line < "{tmp_path / "gate"}"')
     both = [machine.start(), machine.start()]
-    with open(tmp_path / "gate", "w") as gate:  # opens when a compiler is there to read
+    with open(tmp_path / "gate", "w") as gate:  # opened once the compiler runs and can be read
         said = {0: [], 1: []}
         while not any("another process is compiling it" in line for lines in said.values() for line in lines):
             for number, process in enumerate(both):

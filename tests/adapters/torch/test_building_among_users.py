@@ -29,7 +29,8 @@ VICTIMS = {"a user": 64_002, "root": 0}
 
 
 def as_user(user, action, when_asked=lambda: None):
-    """What `action(ask)` returns in a forked process of that user; `ask()` there has `when_asked()` run here.
+    """Return what `action(ask)` returns in a forked process of that user; calling `ask()` there runs `when_asked()`
+    here.
 
     The process does not run another program, because the user may not be able to read the folder of this clone.
     """
@@ -65,7 +66,7 @@ class Machine:
         self.program = program
         self.victim = victim
         self.temporary, self.home, self.attackers = root / "tmp", root / "home", root / "attackers"
-        self.folder = self.temporary / f"allotment-{victim}"  # anybody can create it first
+        self.folder = self.temporary / f"allotment-{victim}"  # any user can create it first
         self.facts = building.TorchFacts("2.11.0", "13.0", root / "torch")
         self.planted, self.honest = self.attackers / "planted.so", root / "honest.so"
         self.name = building.kept_name(self.facts, program)
@@ -74,7 +75,7 @@ class Machine:
         as_user(ATTACKER, lambda ask: action())
 
     def load(self, when_loading=lambda: None):
-        """Whose library the victim runs, and from where. The attacker acts between the check and the loading."""
+        """Return whose library the victim runs, and its path. The attacker acts between the check and the loading."""
 
         def load(ask):
             found = self.building.library(self.facts, lambda line: None, self.program)
@@ -85,7 +86,7 @@ class Machine:
 
 
 def put(link, target):
-    """Make a link, in one step also where another one is."""
+    """Make a link in one step, also in place of another one."""
     link.with_suffix(".new").symlink_to(target)
     os.replace(link.with_suffix(".new"), link)
 
@@ -152,7 +153,7 @@ def machine(request, monkeypatch, usual_umask):
 def test_a_link_that_changes_between_check_and_loading_does_not_run_the_planted_library(machine):
     def plant():
         machine.folder.mkdir(0o755)
-        put(machine.folder / machine.name, machine.honest)  # of root, so a check of the file alone is content
+        put(machine.folder / machine.name, machine.honest)  # owned by root, so a check of the file does not notice
 
     machine.attack(plant)
     whose, where = machine.load(lambda: put(machine.folder / machine.name, machine.planted))

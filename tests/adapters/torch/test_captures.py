@@ -1,4 +1,4 @@
-"""PyTorch's captures, on a stand-in that leaves the allocator in the dark when one fails, as PyTorch 2.11 does."""
+"""PyTorch's captures, on a stand-in that, like PyTorch 2.11, does not tell the allocator when a capture fails."""
 
 import inspect
 
@@ -17,7 +17,7 @@ def stand(monkeypatch):
 
 
 def capture(stand, pool=None):
-    """A graph whose capture has begun, with a block that was freed in it."""
+    """Return a graph whose capture has begun, with a block that was freed in it."""
     graph = stand.torch.cuda.CUDAGraph()
     graph.capture_begin(pool)
     stand.allocators[0].free(stand.allocators[0].malloc(4 * MIB, 7))

@@ -1,4 +1,4 @@
-"""Deep mode with the PyTorch that is installed, on a CUDA driver and runtime made of host memory."""
+"""Deep mode with the installed PyTorch, on a CUDA driver and runtime made of host memory."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""Deep mode tells everybody who listens to PyTorch's allocator what PyTorch's own tells them."""
+"""In deep mode, listeners of PyTorch's allocator are called with the same facts as by PyTorch's own allocator."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ print(*building.flags(deep.torch_here()), sep="\\n")
 
 @pytest.fixture(scope="session")
 def told(run, tmp_path_factory):
-    """What each allocator told of each topic."""
+    """The facts that each allocator reported, by topic."""
     library = tmp_path_factory.mktemp("listener") / "listener.so"
     flags = run("-c", FLAGS).split()
     subprocess.run(["c++", *flags, str(HELPERS / "torch_listener.cc"), "-o", str(library)], check=True)

@@ -1,4 +1,4 @@
-"""The CUDA driver and runtime made of host memory that PyTorch runs on, where PyTorch is not installed either."""
+"""The CUDA driver and runtime made of host memory that PyTorch runs on, also where PyTorch is not installed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The functions that PyTorch calls, called as PyTorch does it: from C++, with its types and its exceptions."""
+"""The functions that PyTorch calls, called as PyTorch calls them: from C++, with its types and its exceptions."""
 
 import ctypes
 import shutil
@@ -20,7 +20,7 @@ Address, Size = ctypes.c_void_p, ctypes.c_size_t
 
 @pytest.fixture(scope="session")
 def callers(tmp_path_factory):
-    """The C++ side, and as much of PyTorch's libraries as it throws from."""
+    """Compile the C++ side, with those parts of PyTorch's libraries that its exceptions come from."""
     compiler = shutil.which("c++") or pytest.skip("no C++ compiler on this machine")
     folder = tmp_path_factory.mktemp("callers")
 
@@ -45,7 +45,7 @@ def hooks():
 
 @pytest.fixture
 def torch_side(hooks, callers, fresh_device):
-    """The functions by name, as PyTorch calls them on one device; each gives (outcome, text, more)."""
+    """Return the functions by name, as PyTorch calls them on one device; each returns (outcome, text, more)."""
     device, allocator = fresh_device(hooks)
     found = hooks.addresses()
 
@@ -90,7 +90,7 @@ def torch_side(hooks, callers, fresh_device):
         end=with_pool("set_end_allocate_to_pool_fn"),
         release=with_pool("set_release_pool"),
     )
-    # PyTorch does not say whose an address is, and simulated devices have the same ones.
+    # PyTorch does not say which device an address belongs to, and simulated devices have equal addresses.
     for block in [block for segment in allocator.history.segments() for block in segment["blocks"]]:
         if block["state"] == "active_allocated":
             allocator.free(block["address"])
@@ -98,7 +98,7 @@ def torch_side(hooks, callers, fresh_device):
 
 @pytest.fixture(scope="session")
 def fresh_device():
-    """Devices are settled once a process: each test takes the next number."""
+    """A process registers each device once: each test takes the next number."""
     numbers = iter(range(64))
 
     def fresh(hooks):

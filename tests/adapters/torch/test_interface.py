@@ -25,7 +25,7 @@ def told(program):
 
 
 def test_the_owner_of_an_address_is_found_without_an_exception():
-    """A device that is asked in vain says so without words: that is how an ordinary free looks for the owner."""
+    """A device refuses an unknown address without an exception: an ordinary free finds the owner that way."""
     assert told("""
 from allotment import errors
 

@@ -17,9 +17,9 @@ from helpers.torch_stand_in import PASSED_ON, REFUSED, adapter_on_stand_in
 
 @pytest.fixture
 def stand(monkeypatch):
-    """PyTorch with two GPUs, the first in use; our allocators of both; and the adapter's modules over them."""
+    """PyTorch with two GPUs, the first in use; our allocators of both; and the adapter's modules on top of them."""
     yield adapter_on_stand_in(monkeypatch)
-    gc.collect()  # pools that a test let go of, while their allocators are there
+    gc.collect()  # closes pools that a test dropped, while their allocators exist
 
 
 # Figures.

@@ -1,4 +1,4 @@
-"""`torch_memory_saver` is ours, its names and meaning: with PyTorch as it is installed, on a driver of host memory."""
+"""`torch_memory_saver` is ours, with its names and meaning: with the installed PyTorch, on a driver of host memory."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def reserved():
 
 @pytest.fixture(params=["hooks", "deep"])
 def program(request, run, tmp_path):
-    """What a program prints that imports torch_memory_saver, in one mode."""
+    """Return what a program that imports torch_memory_saver prints, in one mode."""
 
     def program(code, **variables):
         script = tmp_path / "program.py"

@@ -1,4 +1,4 @@
-"""PyTorch's pinned memory on ours, with the PyTorch that is installed, on a CUDA driver made of host memory."""
+"""PyTorch's pinned memory on ours, with the installed PyTorch, on a CUDA driver made of host memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`python -m allotment.torch`: a program runs as if Python itself had been asked to run it."""
+"""`python -m allotment.torch` runs a program as Python itself would run it."""
 
 import json
 import os
@@ -42,7 +42,7 @@ print(json.dumps([sys.argv, __name__, __file__, spec, vars(main) is globals(), g
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of a script and its neighbour, which are also a package's."""
+    """Make a script and its neighbour, which are also in a package."""
     try:
         import_bare("allotment.torch._hooks")
     except ImportError as error:

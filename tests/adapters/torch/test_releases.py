@@ -1,4 +1,4 @@
-"""A PyTorch that nobody has seen yet: the installed one, by links, with other versions and headers."""
+"""An unknown PyTorch: the installed one, by links, with other versions and headers."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ print(said.getvalue())
 
 
 class Release:
-    """The installed PyTorch under another place, made of links: a file that is changed is a copy."""
+    """Make the installed PyTorch appear at another place, through links; a file that is changed is a copy."""
 
     def __init__(self, place: Path, original: Path) -> None:
         self.place, self.original = place, original
@@ -42,7 +42,7 @@ class Release:
         path.write_text(text.replace(old, new, 1))
 
     def _open(self, link: Path) -> None:
-        """A link becomes a folder of links, or a copy of the file."""
+        """Replace a link by a folder of links, or by a copy of the file."""
         target = link.resolve()
         link.unlink()
         if target.is_dir():
@@ -118,7 +118,7 @@ kept = building.library(deep.torch_here())
 
 @pytest.fixture
 def packaged(run, tmp_path):
-    """What a program prints whose package has a library with a content, on a machine without a compiler."""
+    """Return what a program prints whose package has a library with this content, on a machine without a compiler."""
 
     def packaged(content, mode):
         (tmp_path / "packaged").mkdir()

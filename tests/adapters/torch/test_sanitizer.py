@@ -1,4 +1,4 @@
-"""Races in programs of the PyTorch that is installed, on a CUDA driver and runtime made of host memory."""
+"""Races in programs of the installed PyTorch, on a CUDA driver and runtime made of host memory."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A release that deep mode is not proven with is checked once, in two child processes, and the verdict is kept."""
+"""A release that deep mode is not verified with is checked once, in two child processes, and the verdict is kept."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from helpers.bare_packages import import_bare
 
 TRACE = [{"action": "segment_alloc", "addr": 0x7000, "size": 4096, "stream": 0, "user_metadata": "", "frames": []}]
 
-# Tells the same in both modes, but for what {also} adds.
+# Prints the same in both modes, except for what {also} adds.
 CHILD = """
 import json, os, sys
 mode = sys.argv[1]
@@ -27,7 +27,7 @@ def building():
 
 @pytest.fixture
 def check(monkeypatch):
-    """The module, whose children run a program of the test's."""
+    """Return the module; its children run a program of the test."""
     check = import_bare("allotment.torch._deep.self_check")
 
     def with_program(also=""):

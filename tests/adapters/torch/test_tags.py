@@ -1,4 +1,4 @@
-"""Pausing a module, tensors or a tag, over as much of PyTorch as that touches."""
+"""Pausing a module, tensors or a tag, with a stand-in for the part of PyTorch that this needs."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""What a profiler hears with `nvtx:True`: a library that listens as one does, in a process of its own."""
+"""What a profiler receives with `nvtx:True`: a library in a separate process listens as a profiler does."""
 
 import sys
 

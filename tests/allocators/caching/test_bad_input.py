@@ -1,7 +1,7 @@
-"""Bad input gets an error that names the thing, and an allocator that is as it was before.
+"""Bad input raises an error that names the value, and leaves the allocator unchanged.
 
-Every case runs on an allocator in the middle of its life, on plain and on expandable memory, and the allocator is
-then lived to its end: everything in it can still be freed, and goes back.
+Every case runs on an allocator in the middle of its life, on plain and on expandable memory. The allocator is then used
+to its end: everything in it can still be freed, and returns to the device.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ from helpers.engine import GIB, MIB, check, empties, on_device, unchanged
 
 
 class Life:
-    """An allocator with something of everything: blocks in use, free, waiting; pools used and given up."""
+    """Return an allocator with something of everything: blocks in use, free, waiting; pools in use and closed."""
 
     def __init__(self, settings=""):
         self.alloc = on_device(GIB, settings)
@@ -47,7 +47,7 @@ class Life:
         self.given_up.close()
 
     def end(self):
-        """It can still be lived to its end: nothing was lost, and requests are served."""
+        """Use the allocator to its end: nothing was lost, and requests are served."""
         self.alloc.free(self.alloc.malloc(5 * MIB, 3))
         for address in (self.block, self.neighbour, self.in_pool, self.held):
             self.alloc.free(address)
@@ -351,7 +351,7 @@ def test_a_pool_id_that_is_none_for_what_takes_the_default_pools_too(life, pool)
 
 
 def test_an_id_that_differs_from_a_pools_in_one_half(life):
-    """Only one half of an id is ever not 0; the other must not be overlooked."""
+    """At most one half of an id is not 0; the other half must not be overlooked."""
     life.alloc.pools.create_or_incref((12345, 0))
     for call in POOL_CALLS.values():
         refused(life, PoolError, call, life.alloc, (12345, 1))

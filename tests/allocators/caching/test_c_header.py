@@ -1,4 +1,4 @@
-"""The header for C: it is installed, says what the table is, and its example works."""
+"""The header for C: it is installed, agrees with the table, and its example works."""
 
 import ctypes
 import re

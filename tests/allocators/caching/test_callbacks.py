@@ -1,4 +1,4 @@
-"""Functions of the user's that the allocator calls: on a miss, before it gives up, and at every trace entry."""
+"""Functions of the user that the allocator calls: on a miss, before a request fails, and at every trace entry."""
 
 import gc
 import weakref
@@ -11,7 +11,7 @@ from helpers.unraisable import reported
 
 
 class Reserve:
-    """Blocks held back, given up one at a time when memory is short."""
+    """Keeps blocks, and frees one at a time when memory is short."""
 
     def __init__(self, alloc, *sizes):
         self.alloc = alloc

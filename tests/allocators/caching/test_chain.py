@@ -1,4 +1,4 @@
-"""A say when memory runs out: steps are asked in order, with the facts, and the request is tried again."""
+"""Out-of-memory handlers: they are called in order, with the facts, and the request is retried."""
 
 import threading
 
@@ -36,14 +36,14 @@ def test_a_cache_that_gives_way_lets_the_program_finish():
 
 
 def test_the_request_looks_in_the_cache_again():
-    """What a step frees may be too small a segment to be had anew, and is found where it is."""
+    """The segment that a handler frees may be too small to be allocated again, but the search finds it in the cache."""
     alloc, cached = full()
     alloc.on_out_of_memory(lambda facts: alloc.free(cached[2]) or True)
     assert alloc.malloc(20 * MIB) == cached[2]
 
 
 def part_of_a_segment_waits_for_another_stream():
-    """The rest of its segment is in use, so that no release can give it back."""
+    """The rest of its segment is in use, so no release can return it."""
     alloc = on_device(60 * MIB)
     alloc.free(alloc.malloc(40 * MIB))
     alloc.malloc(15 * MIB)
@@ -55,7 +55,7 @@ def part_of_a_segment_waits_for_another_stream():
 
 
 def test_what_the_release_has_waited_for_is_found_by_who_has_a_say():
-    """PyTorch asks the device alone after a release, and fails although a block fits (pytorch#189504)."""
+    """PyTorch only asks the device after a release, and fails although a block fits (pytorch#189504)."""
     alloc, _ = part_of_a_segment_waits_for_another_stream()
     with pytest.raises(OutOfMemoryError):
         alloc.malloc(22 * MIB)

@@ -1,4 +1,4 @@
-"""What newer versions added: requests for one address, notes for blocks, reserves of segments, rejections."""
+"""Operations of newer versions: requests for one address, notes on blocks, reserves of segments, rejections."""
 
 import pytest
 
@@ -81,7 +81,7 @@ def test_a_rejected_request_releases_nothing_and_tells_no_one():
 
 
 def captured(alloc):
-    """A stream in a capture whose requests are served by pool (9, 0)."""
+    """Put a stream into a capture whose requests pool (9, 0) serves."""
     stream = alloc.device.create_stream()
     alloc.pools.begin_allocate_to_pool((9, 0), capture=alloc.device.begin_capture(stream))
     return Stream.external(alloc.device, stream)

@@ -1,4 +1,4 @@
-"""A history that goes to a file: complete, whatever ends the program, and never in the allocator's way."""
+"""A history in a file: complete, whatever ends the program, and the allocator never waits for long."""
 
 import io
 import os
@@ -45,7 +45,7 @@ def new_allocator(more: str = "") -> allotment.Allocator:
 
 
 def use(allocator: allotment.Allocator) -> None:
-    """Small and large requests, a private pool, a free that waits, an empty cache."""
+    """Make small and large requests, use a private pool, free a block that waits, and empty the cache."""
     blocks = [allocator.malloc(size) for size in (100, 3 * MIB, 15 * MIB, 100)]
     allocator.record_stream(blocks[1], 7)
     for block in blocks[1:]:
@@ -175,7 +175,7 @@ def test_a_damaged_file_gives_what_is_before_the_damage_or_an_error(whole: bytes
 
 
 def with_numbers_changed(content: bytes, draw: random.Random) -> bytes:
-    """The same content with some numbers as large as a row can have, some bytes others, some text other numbers."""
+    """Return the content with some of the largest numbers, some other bytes, and other numbers for some text."""
     changed = bytearray(content)
     for _ in range(draw.choice((0, 1, 1, 3, 30))):
         new = draw.choice(
@@ -192,7 +192,7 @@ def frames_of_a_run(path: Path) -> list[tuple[FrameKind, int, bytes]]:
 
 
 def is_refused(path: Path, frames: list[tuple[FrameKind, int, bytes]]) -> bool:
-    """Whether a file of these frames, whose checksums are right, raises FormatError; anything else is raised."""
+    """Return whether a file of these frames, with correct checksums, raises FormatError; other errors propagate."""
     damaged = path.read_bytes()[: len(HISTORY_MAGIC) + 1]
     for kind, records, content in frames:
         head = (kind, len(content), records, checksum_of(content))
@@ -210,7 +210,7 @@ def test_numbers_that_no_allocator_writes_give_an_error_of_ours(tmp_path: Path) 
     draw = random.Random(29)
 
     def damaged(kind: FrameKind, records: int, content: bytes) -> tuple[FrameKind, int, bytes]:
-        if kind is not FrameKind.SNAPSHOT:  # that has tests of its own
+        if kind is not FrameKind.SNAPSHOT:  # which has its own tests
             content = with_numbers_changed(content, draw)
         return kind, draw.choice((records, records, 0, 2**32 - 1)), content
 
@@ -238,7 +238,7 @@ def test_a_file_that_another_recorder_writes_is_refused_and_stays_whole(tmp_path
         second.record_history(file=path)
     first.close()
     assert entries(read_snapshot(path.read_bytes()))
-    second.record_history(file=path)  # the first has finished
+    second.record_history(file=path)  # the first recording has finished
     second.free(second.malloc(100))
     second.close()
     read = read_snapshot(path.read_bytes())
@@ -267,7 +267,7 @@ class Stalled(Exception):
 def test_a_request_that_waits_for_a_stalled_disk_can_be_interrupted(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # nobody reads from it
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # no process reads from it
     allocator = new_allocator()
     allocator.record_history(context=None, file=path)
     requests = [0]
@@ -275,7 +275,7 @@ def test_a_request_that_waits_for_a_stalled_disk_can_be_interrupted(tmp_path: Pa
 
     def tick(number: int, frame: object) -> None:
         if seen[0] == requests[0]:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # once: a second one could come outside of what expects it
+            signal.setitimer(signal.ITIMER_REAL, 0)  # a second signal could come outside of what expects it
             raise Stalled
         seen[0] = requests[0]
 
@@ -284,7 +284,7 @@ def test_a_request_that_waits_for_a_stalled_disk_can_be_interrupted(tmp_path: Pa
         while os.read(reader, 1 << 20):
             pass
 
-    rescue = threading.Timer(120, drain)  # or a fault would last for ever
+    rescue = threading.Timer(120, drain)  # otherwise a fault would last for ever
     rescue.start()
     before = signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
@@ -359,7 +359,7 @@ def test_a_program_that_is_killed_leaves_a_file_that_replays(tmp_path: Path) -> 
     with subprocess.Popen([sys.executable, "-c", STREAM_TO, str(path)], stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"ready\n"
-        while path.stat().st_size < MIB:  # the file is as far behind as the machine is busy
+        while path.stat().st_size < MIB:  # how far the file is behind depends on how busy the machine is
             assert program.poll() is None
         program.send_signal(signal.SIGKILL)
     result = read_recording(path).replay()

@@ -1,6 +1,6 @@
-"""What a program may do to an allocator that its author did not think of: an error, and an allocator that still works.
+"""Uses of an allocator that its author did not expect: they raise an error, and the allocator still works.
 
-Each program crashed, hung or spoilt the allocator once. They run in processes of their own.
+Each program once crashed, hung or corrupted the allocator. Each runs in a separate process.
 """
 
 import pytest
@@ -67,7 +67,7 @@ def test_a_closed_pool_cannot_be_entered_or_captured_into():
     """) == ["PoolError", "PoolError", "0", "PoolError"]
 
 
-# --- a share of memory of unknown size ---
+# --- a fraction of memory of unknown size ---
 
 
 def test_a_share_of_a_device_that_does_not_tell_its_memory_is_refused():

@@ -1,7 +1,7 @@
 """Ctrl-C at every Python boundary of an operation that changes state, one after the other.
 
-After each, the operation is tried again and works: nothing is half done, and no content is lost. An interrupt comes in
-two ways: while Python code runs that the operation calls (a trace function raises at the n-th place where Python looks
+After each, the operation is repeated and works: nothing is half done, and no content is lost. An interrupt comes in
+two ways: while Python code runs that the operation calls (a trace function raises at the n-th place where Python checks
 for signals), and while a function of the device runs, which Python notices at the first such place after it.
 """
 
@@ -29,7 +29,7 @@ KEEPING = {
 
 
 class Weights:
-    """Memory in a tag, whose contents are known."""
+    """Memory in a tag, with known contents."""
 
     def __init__(self, allocator):
         self.allocator = allocator
@@ -215,7 +215,7 @@ def test_sharing_that_is_interrupted_holds_no_block_for_ever():
             allocator.inspection.check_invariants()
             blocks.append(allocator.empty(1000))
 
-        # How many places there are depends on the version of Python: 3.14 has the fewest.
+        # The number of places depends on the version of Python: 3.14 has the fewest.
         assert sweep(lambda: allocator.share(blocks[0], hold=0), check) > 40
         blocks.clear()
 

@@ -1,4 +1,4 @@
-"""What is alive that was allocated before a mark, or after it, by line."""
+"""Blocks in use that were allocated before a mark, or after it, by line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Idle memory of a private pool serves others while its owner promises not to use it."""
+"""Idle memory of a private pool serves other requests while its owner promises not to use it."""
 
 import ctypes
 import warnings

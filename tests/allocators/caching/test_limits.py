@@ -1,4 +1,4 @@
-"""Limits of pools, tags and tenants: who is refused, by whose limit, and what goes back instead."""
+"""Limits of pools, tags and tenants: refused requests, the named limit, and the memory that is released instead."""
 
 import random
 
@@ -181,7 +181,7 @@ def test_dense_placement_obtains_nothing_ahead_beyond_a_soft_limit():
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
 def test_a_soft_limit_holds_over_a_churn_of_sizes_and_streams(settings):
-    """Live memory is up to half of it all the time."""
+    """Up to half of the memory is in use all the time."""
     alloc = on_device(4 * GIB, settings)
     soft = GIB
     alloc.set_limit(None, soft=soft)

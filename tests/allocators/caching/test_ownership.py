@@ -1,4 +1,4 @@
-"""Who owns a block when its pool is brought back to an earlier state: no buffer frees what is somebody else's."""
+"""The owner of a block after a restore of its pool: no buffer frees a block that it does not own."""
 
 import gc
 import threading
@@ -168,7 +168,7 @@ def test_what_a_tracker_frees_in_the_middle_of_a_restore_is_not_what_came_back(a
             with pytest.raises(AddressError):
                 alloc.free(where)  # the restore is freeing it
             (other,) = set(addresses) - {where}
-            alloc.free(other)  # late, and the restore frees it before
+            alloc.free(other)  # late, and the restore has freed it by then
 
     alloc.history.attach_trace_tracker(tracker)
     freed, created = pool.restore(state)

@@ -1,4 +1,4 @@
-"""Tags: memory of their own, given back and got again under the same addresses."""
+"""Tags: memory that is released and mapped again at the same addresses."""
 
 import ctypes
 import signal

@@ -1,4 +1,4 @@
-"""Memory of graph captures sleeps with the tag that the capture was begun in."""
+"""Memory of graph captures sleeps with the tag in which the capture began."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_a_capture_into_a_pool_that_sleeps_costs_none_of_its_contents():
             pool = alloc.pool()
         with pool:
             arrays = [alloc.full(700_000, number, "int32") for number in range(4)]
-        arrays[0] = arrays[2] = None  # free memory, of which nothing is saved
+        arrays[0] = arrays[2] = None  # free memory, whose contents are not saved
         alloc.pause("t")
         with allotment.capture(stream, allocator=alloc, pool=pool) as graph:
             pass

@@ -1,7 +1,6 @@
-"""Each call of a pause and of a resume fails, once and for good: the tag is wholly asleep or wholly awake after it.
-
-The device is written in Python and hands its calls on to host memory, so that there are contents to lose; copies go
-through its streams and its pinned memory, as a GPU's do.
+"""Each call of a pause and of a resume fails, once or permanently: afterwards the tag is wholly asleep or wholly awake.
+The device is written in Python and forwards its calls to host memory, so contents can be lost. Copies go through its
+streams and its pinned memory, as a GPU's do.
 """
 
 import ctypes
@@ -30,9 +29,9 @@ EVERY_PLACE = pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 
 
 class CopyingRelay(RelayDevice):
-    """With streams, pinned memory, and copies that are done only when somebody waits for them.
+    """A device with streams, pinned memory, and copies that are done only when a caller waits for them.
 
-    `early` is what was given back while a copy from or to it was still to be done.
+    `early` is memory that was freed before a copy from or to it was done.
     """
 
     def __init__(self, device):
@@ -81,14 +80,14 @@ FaultyDevice = faulty(CopyingRelay)
 
 @pytest.fixture(autouse=True)
 def small_spans():
-    """Several for each block, copied by one thread, so that calls come in the same order each time."""
+    """Several spans for each block, copied by one thread, so that calls come in the same order each time."""
     copying.choose(lanes=1, span=512 * KIB)
     yield
     copying.choose()
 
 
 class Model:
-    """A tag with a pool of its own and one of a capture, whose bytes are known."""
+    """Return a tag with its own pool and one of a capture, and their known bytes."""
 
     def __init__(self):
         self.device = FaultyDevice(HostDevice())
@@ -114,7 +113,7 @@ class Model:
         )
 
     def check_whole(self):
-        """Wholly asleep, or wholly awake with its contents; tells which."""
+        """Check that it is wholly asleep, or wholly awake with its contents; return which."""
         self.device.faults = no_faults
         self.alloc.inspection.check_invariants()
         asleep = self.alloc.paused() == {"model"}
@@ -131,12 +130,12 @@ class Model:
         self.alloc.close()
         assert not self.device.early or self.lost
         left = +self.device.held
-        # Buffers of copies that the device never told the end of are not used again.
+        # Buffers are not reused for copies whose end the device never reported.
         assert not left or (self.lost and set(left) == {"pinned", "streams"})
 
 
 def faults(number, times, kind):
-    """Calls fail from the n-th one on, `times` of them."""
+    """Make calls fail from the n-th one on, `times` of them."""
     first = None
 
     def fault(call, method):
@@ -152,7 +151,7 @@ KINDS = pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
 
 
 def calls_of(place, operation):
-    """How many calls of the device an undisturbed pause or resume makes."""
+    """Return how many calls of the device a pause or resume makes if none fails."""
     model = Model()
     counts = {}
     for name, act in (

@@ -1,4 +1,4 @@
-"""Where the contents of paused memory are meanwhile: on the host, in a file, kept for the next time, or nowhere."""
+"""Where the contents of paused memory are meanwhile: on the host, in a file, kept for the next pause, or nowhere."""
 
 import ctypes
 import errno
@@ -51,7 +51,7 @@ def are_right(arrays):
 
 
 def filled_tags():
-    """(allocator, tag) of all tags in this process that have memory: some may be left of earlier tests."""
+    """Return (allocator, tag) of all tags in this process that have memory; earlier tests may have left some."""
     gc.collect()
     return [
         (holder, tag)
@@ -68,7 +68,7 @@ def bytes_to_keep(filled_tag):
 
 
 def files_of(folder):
-    """Descriptors of this process that are open on files in a folder, also on those without a name."""
+    """Return the descriptors of this process that are open on files in a folder, including files without a name."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -213,7 +213,7 @@ def test_a_thread_that_cannot_be_started_is_waited_for_by_nobody_and_those_that_
 
 
 class WithWords(RelayDevice):
-    """Is told which memory sleeps, as the host is; `told(method)` is called then."""
+    """Records which memory sleeps, as the host does, and then calls `told(method)`."""
 
     def __init__(self):
         super().__init__(HostDevice())
@@ -420,7 +420,7 @@ def test_contents_of_memory_that_is_not_asleep_are_not_there(alloc):
 
 
 class FewAddresses(WithWords):
-    """Reserves addresses that it had released before."""
+    """Reserves addresses that it has released before."""
 
     def __init__(self):
         super().__init__()
@@ -491,7 +491,7 @@ def test_a_limit_on_host_memory_that_is_too_small_says_what_is_needed_before_any
 
 
 class Slow(WithWords):
-    """Something else happens while a pause waits for it."""
+    """Runs another operation while a pause waits for it."""
 
     meanwhile = None
 
@@ -639,7 +639,7 @@ def test_a_file_that_was_changed_is_refused_and_the_tag_sleeps_on(alloc, tmp_pat
         assert are_right(arrays)
     else:
         arrays.clear()
-        alloc.resume("w")  # nothing of it is wanted any more
+        alloc.resume("w")  # its contents are no longer needed
     assert files_of(tmp_path) == []
     del arrays
 

@@ -1,4 +1,4 @@
-"""`plan` and `would_fit` say what malloc then does, and change nothing."""
+"""`plan` and `would_fit` predict what malloc then does, and change nothing."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -40,7 +40,7 @@ STEPS = st.one_of(
 
 
 def facts(allocator: Allocator) -> dict[str, Any]:
-    """All that is to stay as it is, but for the entry that looking at it makes."""
+    """Return everything that must not change, except for the entry that a snapshot makes."""
     shown = allocator.snapshot()
     shown["device_traces"] = [
         [entry for entry in trace if entry["action"] != "snapshot"] for trace in shown["device_traces"]
@@ -135,7 +135,7 @@ def test_a_plan_counts_what_is_cached_and_the_limit() -> None:
     allocator.free(allocator.malloc(40 * MIB))
     assert allocator.plan([40 * MIB]) == Plan(True, 0, None)
     assert allocator.plan([40 * MIB, 20 * MIB]) == Plan(True, 20 * MIB, None)
-    assert allocator.plan([50 * MIB]) == Plan(True, 10 * MIB, None)  # the cache would be given back first
+    assert allocator.plan([50 * MIB]) == Plan(True, 10 * MIB, None)  # the cache would be released first
     assert allocator.plan([40 * MIB, 40 * MIB]).failed_index == 1
     assert allocator.stats()["num_alloc_retries"] == 0
     assert allocator.stats()["reserved_bytes.all.current"] == 40 * MIB
@@ -151,7 +151,7 @@ def test_a_free_that_waits_counts_once_its_streams_are_done() -> None:
     assert allocator.plan([40 * MIB]) == Plan(True, 40 * MIB, None)
     device.finish(7)
     assert allocator.plan([40 * MIB]) == Plan(True, 0, None)
-    assert allocator.stats()["active_bytes.all.current"] == 40 * MIB  # the free itself is not completed by a plan
+    assert allocator.stats()["active_bytes.all.current"] == 40 * MIB  # a plan does not complete the free itself
 
 
 def test_what_cannot_be_rehearsed_is_refused_by_name() -> None:

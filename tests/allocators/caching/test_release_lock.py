@@ -1,4 +1,4 @@
-"""Other threads get in while the device allocates, if the settings say so: everything may be different afterwards."""
+"""With the setting, other threads may enter while the device allocates: everything may be different afterwards."""
 
 import threading
 from itertools import pairwise
@@ -14,7 +14,7 @@ LET_GO = "release_lock_on_cudamalloc:True"
 
 
 class Meanwhile:
-    """A device that has something done by others while it allocates. `then` is whether it has the memory."""
+    """A device that lets other threads run while it allocates. `then` says whether it has the memory."""
 
     def __init__(self, device, do, then=True):
         self.device, self.do, self.then = device, do, then
@@ -27,7 +27,7 @@ class Meanwhile:
 
 
 def run_in_thread(function):
-    """To its end; a lock that is held would keep it from that."""
+    """Run a thread to its end; a lock that is held would prevent that."""
     thread = threading.Thread(target=function)
     thread.start()
     thread.join(timeout=30)
@@ -96,14 +96,14 @@ def test_a_pool_given_up_meanwhile_still_serves_the_request_that_asks_for_it(gra
         alloc.pools.release(pool)
         alloc.pools.create_or_incref((0, 1_000_002))  # would take the place of a pool that is gone
 
-    # Refused, the request releases everything cached, to which a pool without users and memory belongs.
+    # After a refusal, the request releases everything cached, including a pool without users and memory.
     alloc.device.script = Meanwhile(alloc.device, give_up, then=granted)
     address = alloc.malloc(30 * MIB)
     assert [s["segment_pool_id"] for s in alloc.history.segments()] == [pool]
     check(alloc)
     alloc.free(address)
     empties(alloc)
-    alloc.pools.create_or_incref(pool)  # by now it is gone
+    alloc.pools.create_or_incref(pool)  # by now the pool is gone
     assert alloc.pools.use_count(pool) == 1
 
 
@@ -135,7 +135,7 @@ def test_threads_that_all_ask_the_device_never_share_memory():
                     alloc.free(own.pop(0)[0])
                 if turn % 20 == 19:
                     alloc.empty_cache()
-        except BaseException as error:  # a thread's error would go unseen
+        except BaseException as error:  # otherwise nobody would see a thread's error
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(own, number % 2)) for number, own in enumerate(held)]

@@ -1,4 +1,4 @@
-"""Settings changed while the allocator runs: what acts at once, what is reset, what stays."""
+"""Settings that change while the allocator runs: which act at once, which are reset, which stay."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from helpers.engine import GIB, MIB, SEGMENT, check, empties, on_device, reserve
 
 
 def grown_by(alloc, size):
-    """(allocated, requested) bytes that a request of this size adds."""
+    """Return the (allocated, requested) bytes that a request of this size adds."""
     before = alloc.stats()
     address = alloc.malloc(size)
     after = alloc.stats()

@@ -1,4 +1,4 @@
-"""What cannot be meant is not accepted in silence."""
+"""Meaningless arguments raise an error or a warning."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""The sanitizer finds planted races, each with the stacks of both places, and is silent about programs in order."""
+"""The sanitizer finds planted races, each with the stacks of both places, and reports nothing in correct programs."""
 
 import ctypes
 import gc
@@ -23,7 +23,7 @@ SETTINGS = pytest.mark.parametrize("settings", ["", "expandable_segments:True", 
 
 
 class World:
-    """A watched allocator with three streams, a block of 1000 bytes for the first of them, and verbs for programs."""
+    """A watched allocator with three streams, a block of 1000 bytes for the first stream, and verbs for programs."""
 
     def __init__(self, device="host", settings=""):
         self.alloc = allotment.Allocator(device, settings=settings, sanitize=True)
@@ -51,7 +51,7 @@ class World:
             stream.synchronize()
 
     def found(self):
-        """The kinds of findings; each names both places in this file."""
+        """Return the kinds of findings; each finding names both places in this file."""
         self.finish()
         self.alloc.close()
         reports = self.alloc.inspection.races()
@@ -62,12 +62,12 @@ class World:
 
 
 def after(later, earlier):
-    """What `later` does from now on comes after what `earlier` was given so far."""
+    """Order the later work of `later` after the work submitted to `earlier` so far."""
     later.wait(earlier.record())
 
 
 def hold(stream):
-    """The stream does nothing more until the lock that this gives is released."""
+    """Keep the stream busy until the lock that this returns is released."""
     lock = threading.Lock()
     lock.acquire()
     stream.submit(lock.acquire)
@@ -77,11 +77,14 @@ def hold(stream):
 # --- planted ---------------------------------------------------------------------------------------------------------
 
 PLANTED, PLANTED_IN_MEMORY = {}, {}
-"""What is found, by program; and of programs that work only where memory is. Those that lend pools have a file."""
+"""The expected findings, by program, and those of programs that need real memory.
+
+Programs that lend pools have their own file.
+"""
 
 
 def planted(kind, programs=PLANTED):
-    """A program with one mistake."""
+    """Mark a program with one mistake."""
 
     def add(program):
         programs[program] = kind
@@ -296,7 +299,7 @@ IN_ORDER = []
 
 
 def in_order(program):
-    """A program without a mistake."""
+    """Mark a program without a mistake."""
     IN_ORDER.append(program)
     return program
 
@@ -364,7 +367,7 @@ def reuse_on_one_stream(world):
 
 @in_order
 def reuse_on_another_stream(world):
-    """Which only dense placement does: it has the other stream wait."""
+    """Only dense placement does this: it makes the other stream wait."""
     world.writes(world.a)
     world.free()
     world.let_go()
@@ -406,7 +409,7 @@ def written_by_the_host_while_the_stream_has_not_come_to_the_poison(world):
 
 @in_order
 def told_of_late(world):
-    """A function that runs after those that come after it have told what they do."""
+    """A function that runs after later ones have reported what they do."""
     held = hold(world.a)
     world.a.submit(world.alloc.inspection.touch, world.block)
     after(world.b, world.a)
@@ -419,7 +422,7 @@ def told_of_late(world):
 
 @in_order
 def read_by_another_stream_after_it_was_freed(world):
-    """The poison of its own stream must not come between."""
+    """The poison of the block's own stream must not come between."""
     held = hold(world.b)
     world.a.submit(ctypes.memset, world.block, 7, 1000)
     after(world.b, world.a)
@@ -515,7 +518,7 @@ def test_an_overrun_is_found_after_a_sleep():
 
 @SETTINGS
 def test_the_demo_is_in_order_and_learns_the_same(settings):
-    """`tests/stress/sanitized.py` has the tests of streams and recorded histories watched too."""
+    """`tests/stress/sanitized.py` also watches the tests of streams and recorded histories."""
     with allotment.Allocator("host", settings=settings) as plain:
         expected = train(plain, 8).last_loss
     with watching() as seen, allotment.Allocator("host", settings=settings) as watched:

@@ -1,4 +1,4 @@
-"""Names of tags: as many as a program wants over time, though not at once."""
+"""Names of tags: any number over time, but not at once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Allocators on different devices know nothing of each other."""
+"""Allocators on different devices are independent."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_an_address_belongs_to_its_device(devices):
 
 
 def from_a_callback_of(alloc, call):
-    """What `call` gives or raises when it is made inside of an allocator."""
+    """Return what `call` returns or raises when it is made inside an allocator."""
     told = []
 
     def call_once(*entry):
@@ -87,7 +87,7 @@ def test_a_free_from_a_callback_of_one_device_frees_a_block_of_the_other(devices
 
 
 def test_c_code_that_asks_one_device_after_the_other_from_a_callback_frees_the_block(devices):
-    """The way a framework looks for the owner of an address."""
+    """A framework finds the owner of an address in this way."""
     tables = [table_of(alloc) for alloc in devices]
     tables[0].allocate(MIB)
     _, block = (tables[1].allocate(size) for size in (2 * MIB, 3 * MIB))
@@ -98,7 +98,7 @@ def test_c_code_that_asks_one_device_after_the_other_from_a_callback_frees_the_b
 
 
 def test_a_pool_serves_its_own_device_alone(devices):
-    """Whichever device is used inside, and whichever is entered last."""
+    """This holds for whichever device is used inside, and whichever was entered last."""
     here, there = devices
     pool = here.pool()
     with pool:

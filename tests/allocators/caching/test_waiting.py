@@ -1,6 +1,5 @@
-"""No wait for others' work, and no function of others, happens under a lock of the allocator's.
-
-Each program deadlocked when that was not so.
+"""No allocator waits for foreign work, or calls foreign functions, under its lock. Each program deadlocked when one
+did.
 """
 
 import threading
@@ -169,7 +168,7 @@ def test_a_function_on_a_stream_is_refused_what_others_would_have_to_wait_for():
 
 
 class Freeing(Backend):
-    """Lets somebody else in while it takes memory back."""
+    """Lets another thread enter while it frees memory."""
 
     def __init__(self, meanwhile):
         super().__init__(name="freeing")
@@ -205,7 +204,7 @@ def test_what_is_on_its_way_back_is_seen_as_free_and_handed_to_no_one():
     allocator.empty_cache()
     check(allocator)
     assert seen == [(blocks[0], "inactive", 3), (blocks[1], "inactive", 3), (blocks[2], "inactive", 2)]
-    assert reserved(allocator) == 30 * MIB  # what was asked for meanwhile, and kept
+    assert reserved(allocator) == 30 * MIB  # memory that was requested meanwhile, and kept
 
 
 def test_a_refusal_half_way_leaves_the_rest_where_it_was():

@@ -1,4 +1,4 @@
-"""The caching allocator for host memory against dictionaries that follow its rules literally."""
+"""The caching allocator for host memory against dictionaries that implement its rules literally."""
 
 from itertools import groupby
 
@@ -14,18 +14,18 @@ from helpers.scripted_memory import ScriptedMemory
 
 
 class Block:
-    """What the model knows of one piece of memory that came from the system."""
+    """The model's facts about one piece of memory from the system."""
 
     def __init__(self, address, size):
         self.address, self.size = address, size
         self.places = 0
-        """On how many places of free lists it lies."""
+        """The number of its places on free lists."""
         self.is_checked = False
-        """The first of them is a checked allocator's."""
+        """Whether the first of them is a checked allocator's."""
 
 
 class Model:
-    """The rules, literally, on dictionaries; `calls` is what the system must have seen."""
+    """The rules, literally, on dictionaries; `calls` are the calls that the system must have received."""
 
     def __init__(self, checked):
         self.checked = checked
@@ -36,7 +36,7 @@ class Model:
         self.calls = []
 
     def hit(self, index, size):
-        """The address of a hit, or None."""
+        """Return the address of a hit, or None."""
         if not self.lists[index].get(size):
             self.misses[index] += 1
             return None
@@ -102,7 +102,7 @@ class CachingMachine(RuleBasedStateMachine):
                     cpu.record_free(address)
 
     def compare_calls(self):
-        """Releases free in an order of their own, so frees are compared as a set between allocations."""
+        """A release frees in its own order, so frees are compared as a set between allocations."""
 
         def in_order(calls):
             return [
@@ -113,7 +113,7 @@ class CachingMachine(RuleBasedStateMachine):
 
         assert in_order(self.memory.calls) == in_order(self.model.calls)
         for what, address in self.model.calls:
-            # The system may give it again, unless a list has it still (it was freed while it lay there).
+            # The system may return it again, unless a free list still has it (it was freed while it was there).
             if what == "free" and address not in self.memory.reusable and not self.model.on_a_list(address):
                 self.memory.reusable.append(address)
         self.memory.calls.clear()

@@ -25,7 +25,7 @@ class Record:
 class Model:
     def __init__(self):
         self.map = {}
-        self.lists = {}  # number -> records, as they were put there
+        self.lists = {}  # number -> records, in the order in which they were added
 
     def cached_bytes(self):
         return sum(record.size for records in self.lists.values() for record in records)
@@ -64,7 +64,7 @@ def test_the_map_finds_what_a_dict_finds_and_adds_up_to_the_same_bytes(module, s
             record = model.map.get(one)
             assert real.find(one) == (record and (record.size, record.places, record.plain))
         assert real.totals() == (recorded_before + model.recorded_bytes(), cached_before + model.cached_bytes())
-    for number, records in model.lists.items():  # so that the process's map is as it was
+    for number, records in model.lists.items():  # so that the process's map is as before
         for _ in range(len(records)):
             real.withdraw(number)
     for number in range(6):

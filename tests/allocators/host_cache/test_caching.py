@@ -539,7 +539,7 @@ def test_new_memory_is_filled_and_cached_memory_is_not(no_fill):
 
 
 class ReadableMemory:
-    """Memory that can still be looked at when it has gone back."""
+    """Its memory can still be read after it was freed."""
 
     def __init__(self):
         self.buffers = {}

@@ -1,4 +1,4 @@
-"""The caching allocator for host memory under threads, forks and the end of the program."""
+"""The caching allocator for host memory with threads, forks and the end of the program."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.threads
 
 
 def run_python(program, **options):
-    """A fresh interpreter, for what happens to a process as a whole."""
+    """Run a program in a new interpreter, for what happens to a process as a whole."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=PATIENCE, **options
     )
@@ -35,7 +35,7 @@ def is_stamped(address, size, mark):
 
 @pytest.mark.parametrize("checked", [False, True])
 def test_threads_never_share_memory(checked):
-    """Each block is stamped by its owner and read before it is freed, by its owner or by another thread."""
+    """The owner stamps each block; the owner or another thread reads it before the free."""
     shared = cpu.CachingAllocator(checked=checked)
     passed_on = SimpleQueue()
     troubles = []

@@ -1,4 +1,4 @@
-"""Any sequence of calls, against a model of the books: a dictionary, and sums over it."""
+"""Any sequence of calls, against a model of the records: a dictionary, and sums over it."""
 
 from __future__ import annotations
 

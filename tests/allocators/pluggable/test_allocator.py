@@ -1,4 +1,4 @@
-"""An allocator made of somebody else's functions: what they are called with, and what is remembered of it."""
+"""An allocator made of user functions: the arguments of their calls, and the records of their results."""
 
 import copy
 import ctypes
@@ -31,7 +31,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def noted(library):
-    """C functions, whose last calls can be read."""
+    """Return C functions whose last calls can be read."""
     return PluggableAllocator.from_library(library.path, "noted_alloc", "noted_free")
 
 
@@ -46,7 +46,7 @@ def plug(memory):
 
 
 def out(plug, device=None):
-    """(bytes, pointers) that are out."""
+    """Return the (bytes, pointers) that are allocated."""
     stats = plug.stats(device)
     return stats["allocated_bytes.all.current"], stats["allocation.all.current"]
 
@@ -179,7 +179,7 @@ def test_null_is_no_memory(plug, memory):
     assert plug.malloc(100) == plug.malloc(0) == 0
     assert out(plug) == (0, 0)
     assert plug.history.segments() == []
-    assert plug.stats()["num_ooms"] == 1  # of nothing, nothing is refused
+    assert plug.stats()["num_ooms"] == 1  # a request of 0 bytes cannot be refused
 
 
 @pytest.mark.parametrize("address", [0, 1, 4096, (1 << 64) - 1])
@@ -207,7 +207,7 @@ def test_any_pointer_can_be_recorded(plug, memory):
 
 
 def test_the_free_function_is_called_without_the_lock():
-    """It asks the allocator for memory: with the lock held it would wait for ever."""
+    """The function requests memory from the allocator: if the lock were held, it would wait for ever."""
     plug = PluggableAllocator(lambda size, *_: 4096 + size, lambda *_: asked.append(plug.malloc(10)))
     asked = []
     plug.free(plug.malloc(20))
@@ -215,7 +215,7 @@ def test_the_free_function_is_called_without_the_lock():
 
 
 def test_a_pointer_is_forgotten_before_its_free_function_runs():
-    """So that the same address can be handed out, and entered, meanwhile."""
+    """So that the same address can be returned, and entered, meanwhile."""
     plug = PluggableAllocator(lambda *_: 4096, lambda p, size, *_: size == 100 and plug.malloc(200))
     plug.malloc(100)
     plug.free(4096)

@@ -1,4 +1,4 @@
-"""Pools of a caching allocator whose segments come from a pluggable one: caching stays ours."""
+"""Pools of a caching allocator whose segments come from a pluggable one: the caching allocator still caches."""
 
 import gc
 import sys
@@ -14,7 +14,7 @@ from helpers.plugged_memory import Memory
 
 @pytest.fixture
 def reported(monkeypatch):
-    """What could not be raised."""
+    """Return the exceptions that could not be raised."""
     exceptions = []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: exceptions.append(report.exc_value))
     return exceptions
@@ -114,7 +114,7 @@ def test_a_refusal_is_out_of_memory(plug, memory, answer):
         with pytest.raises(OutOfMemoryError):
             alloc.malloc(10)
     assert plug.stats()["num_ooms"] == len(memory.calls) > 0
-    assert heard == []  # the pool's allocator tells its own
+    assert heard == []  # the pool's allocator calls its own observers
     check(alloc)
 
 
@@ -168,7 +168,7 @@ def test_a_refusal_in_c_is_out_of_memory(library):
 
 
 def test_memory_of_another_allocator_can_be_lent():
-    """An allocator of large pieces below, one with pools above: both by this package."""
+    """Both allocators are this package's: one for large pieces below, and one with pools above."""
     below = on_device()
     plug = PluggableAllocator(
         lambda size, device, stream: below.malloc(size, stream), lambda pointer, *_: below.free(pointer)

@@ -1,4 +1,4 @@
-"""Eight threads on one pluggable allocator: every pointer goes back once, with what it was asked for with."""
+"""Eight threads on one pluggable allocator: every pointer is freed once, with the arguments of its request."""
 
 import random
 import threading
@@ -38,7 +38,7 @@ def run_in_threads(function):
 
 
 def exchange(plug, rounds):
-    """Each thread allocates, frees what it or another one allocated, and looks at the books."""
+    """Each thread allocates, frees its own blocks and those of others, and reads the records."""
     shared, lock = [], threading.Lock()
 
     def work(number):

@@ -59,7 +59,7 @@ def used(alloc):
 
 @contextmanager
 def calls(device):
-    """How often each operation of the device is called inside, for those that are."""
+    """Return how often each operation of the device was called inside the block, for those that were."""
     before = device.calls
     counted: dict[str, int] = {}
     yield counted
@@ -160,7 +160,7 @@ def test_more_than_any_device_has_is_refused_unseen(alloc):
     ("size", "stream", "error"),
     [
         (-1, 0, SizeError),
-        ("5", 0, SizeError),  # text is a size with a unit
+        ("5", 0, SizeError),  # a text is a size with a unit
         (5.0, 0, TypeError),
         (5, -1, StreamError),
         (5, 2**64 - 1, StreamError),
@@ -465,7 +465,7 @@ def test_accumulated_figures_cannot_be_reset(alloc):
 
 def test_the_largest_block_is_found_by_halving(alloc):
     assert alloc.inspection.cache_info() == CAPACITY
-    alloc.empty_cache()  # what the pool holds, the device does not call free
+    alloc.empty_cache()  # the device does not report memory of the pool as free
     alloc.device.refuse("ordered_allocate", times=2)
     with calls(alloc.device) as counted:
         assert alloc.inspection.cache_info() == CAPACITY // 4
@@ -527,7 +527,7 @@ def test_settings_that_the_device_ignores_are_named(device):
 
 @contextmanager
 def capturing(alloc, stream=MAIN):
-    """A capture of the device, announced to the allocator."""
+    """A capture on the device, announced to the allocator."""
     pool = next_graph_pool_id()
     capture = alloc.device.begin_capture(stream)
     alloc.pools.begin_allocate_to_pool(pool, capture=capture)
@@ -559,14 +559,14 @@ def test_several_allocators_on_a_device_serve_one_capture(alloc):
     with allotment.capture(Stream(alloc), allocator=alloc):
         for each, block in before:
             inside = each.malloc(KIB)
-            assert used(each) == 2 * MIB  # the device's books, where the graph's memory is not
+            assert used(each) == 2 * MIB  # the device's records, which do not contain the graph's memory
             each.free(inside)
             with pytest.warns(UserWarning, match="capture"):
                 each.free(block)
         with pytest.raises(CaptureError, match="Only one capture at a time"):
             other.pools.begin_allocate_to_pool((99, 0))
         assert used(alloc) == 2 * MIB
-    other.empty_cache()  # it was the first to end, and could not free while `alloc` still served the capture
+    other.empty_cache()  # it ended first, and could not free while `alloc` still served the capture
     assert used(alloc) == 0
 
 
@@ -687,7 +687,7 @@ def test_streams_that_freed_in_a_capture_are_joined_at_its_end(alloc):
         made_on_side = alloc.malloc(MIB, SIDE)
         device.wait(MAIN, SIDE)
         alloc.record_stream(used_on_side, SIDE)
-        alloc.free(used_on_side)  # on the allocator's own stream, which nothing else can join
+        alloc.free(used_on_side)  # on the allocator's own stream, which no other code can join
         alloc.free(made_on_side)
     assert device.capture_of(SIDE) == device.capture_of(MAIN) == 0
 
@@ -702,7 +702,7 @@ def test_without_the_join_the_capture_cannot_end(alloc):
     alloc.free(address)
     with pytest.raises(DeviceError):
         device.end_capture(MAIN)
-    alloc.pools.join_capture(MAIN)  # nothing is captured any more, so there is nothing to join
+    alloc.pools.join_capture(MAIN)  # nothing is captured any more, so nothing can be joined
     alloc.pools.end_allocate_to_pool((99, 0))
 
 
@@ -818,7 +818,7 @@ def test_invariants_hold_while_threads_are_at_work():
 
 
 class Repeating(QueueDevice):
-    """Its pool gives one address again and again."""
+    """Its pool returns one address again and again."""
 
     def ordered_allocate(self, size, stream):
         return 1 << 40

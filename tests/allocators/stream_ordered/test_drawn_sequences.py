@@ -1,7 +1,7 @@
 """The allocator over a device's own pool: any order of calls, any call refused, many threads.
 
-A model knows only who holds what, and which streams had work when a block was freed. An address that a stream may
-still be working with must not be handed out to anybody whose work does not come after that.
+A model knows only the holder of each block, and which streams had work when it was freed. Memory that a stream may
+still use must not be allocated for work that is not ordered after that use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STREAMS = (0, 5, 7)
 POOL = (1 << 20, 0)
 SETTINGS = "backend:cudaMallocAsync"
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # about captures; what warns is tested one by one elsewhere
+pytestmark = pytest.mark.filterwarnings("ignore")  # about captures; other tests check each warning
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass
 class Reader:
-    """Freed memory, until each of these streams has finished so much; its heir may be in order behind them all."""
+    """Freed memory, until each of these streams has finished so much; its next owner may be ordered after them."""
 
     address: int
     size: int
@@ -54,7 +54,7 @@ class Reader:
 
 
 class World:
-    """An allocator on a simulated device, and what must be true of it."""
+    """An allocator on a simulated device, and its invariants."""
 
     def __init__(self, device: Any = None) -> None:
         self.sim = SimulatedDevice(CAPACITY)
@@ -133,7 +133,7 @@ class World:
             self.catch_up()
 
     def end_device_capture(self, stream: int | None) -> None:
-        """Also if the call for that is refused, or the capture spoilt."""
+        """Even if the device refuses to end it, or the capture was invalidated."""
         self.sim.refuse_calls(0)
         with suppress(DeviceError):
             self.sim.end_capture(stream)
@@ -144,7 +144,7 @@ class World:
             assert self.alloc.inspection.base_allocation(block.address) == (block.address, block.size)
 
     def wind_up(self) -> None:
-        """With nothing in use, everything goes back to the device."""
+        """When nothing is in use, everything returns to the device."""
         if self.capturing is not None:
             self.end_capture()
         for block in list(self.blocks):
@@ -175,7 +175,7 @@ class DriverPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.readers)
     @rule(data=st.data(), stream=st.sampled_from(STREAMS))
     def malloc_again(self, data: st.DataObject, stream: int) -> None:
-        """As a block that was freed before, whose memory fits."""
+        """As a block freed earlier whose memory fits."""
         self.malloc(data.draw(st.sampled_from(self.world.readers), "freed").size, stream)
 
     @precondition(lambda self: self.world.blocks)
@@ -260,7 +260,7 @@ LIFE: list[tuple[Any, ...]] = [
 
 
 def live(world: World) -> None:
-    """The life above; a step that is refused leaves the model as it was, and the books in order."""
+    """The sequence above; a refused step changes neither the model nor the records."""
     for name, *arguments in LIFE:
         if name == "end_capture" and world.capturing is None:
             continue
@@ -272,7 +272,7 @@ def live(world: World) -> None:
         with suppress(AllotmentError):
             getattr(world, name)(*arguments)
         if name == "begin_capture" and world.capturing is None:
-            with suppress(AllotmentError):  # it was not even begun
+            with suppress(AllotmentError):  # it did not even begin
                 world.end_device_capture(*arguments)
         world.alloc.inspection.check_invariants()
 
