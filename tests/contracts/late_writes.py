@@ -1,4 +1,4 @@
-"""What every allocator on a GPU shows of two streams and one block: a write that comes late.
+"""Two streams and one block, for every allocator on a GPU: a write that comes late.
 
 An allocator runs it with a subclass in its own test file, which has fixtures `device`, `allocator` and `streams`.
 """
@@ -27,10 +27,10 @@ def filled(value, size):
 
 
 def write_late_and_reuse(device, allocator, own, side, size, record):
-    """(whether the same memory came back, what the second owner then finds in it)"""
+    """Return (whether the same memory was allocated again, what the second owner then finds in it)."""
     first = allocator.malloc(size, own)
     with device.hold(side.handle):
-        own.synchronize()  # a stream-ordered pool has the memory there now, for the other stream too
+        own.synchronize()  # a stream-ordered pool has the memory now, for the other stream too
         device.memset_async(first, OLD, size, side.handle)
         if record:
             allocator.record_stream(first, side)

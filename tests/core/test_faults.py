@@ -1,4 +1,4 @@
-"""Every call to the device fails once; or all calls from one on fail; in different workloads."""
+"""Each call to the device fails once, or all calls from one on fail; in different workloads."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_whichever_call_to_the_device_fails_nothing_is_lost(name, times, out_of_
 
 
 @OUT_OF_MEMORY
-@pytest.mark.parametrize("times", [TWICE, FROM_THEN_ON])  # once: that is the test above
+@pytest.mark.parametrize("times", [TWICE, FROM_THEN_ON])  # once: the test above does that
 @pytest.mark.parametrize("name", LIVES)
 def test_whichever_operation_of_the_device_fails_nothing_is_lost(name, times, out_of_memory):
     """Only one kind of call fails: the call that undoes another may then succeed, or be the only one that fails."""

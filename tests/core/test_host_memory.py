@@ -1,4 +1,4 @@
-"""The C library refuses memory for the allocator's records: the call raises, the state is consistent, work goes on."""
+"""The C library refuses memory for the allocator's records: the call raises, and later calls work."""
 
 from __future__ import annotations
 

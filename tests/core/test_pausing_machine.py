@@ -1,6 +1,7 @@
 """Any sequence of requests, pauses and resumes of tags, on a device that refuses at any time.
 
-The model knows who holds which blocks, which tags are paused and what the device has; it does not predict addresses.
+The model knows the blocks of each tag, which tags are paused and how much memory the device has; it does not predict
+addresses.
 """
 
 from contextlib import nullcontext, suppress

@@ -1,4 +1,4 @@
-"""Any sequence of calls, against a model that knows only who holds which blocks."""
+"""Any sequence of calls, against a model that knows only the holder of each block."""
 
 from hypothesis import HealthCheck, settings
 

@@ -1,4 +1,4 @@
-"""The map of host memory, one step at a time. What is recorded lies at addresses that no memory has."""
+"""The map of host memory, one step at a time. It records addresses that no memory has."""
 
 from allotment._allocators.host_cache.allocation_map cimport (
     Allocation, find, forget, record, recycle, registry, uncache, withdraw)
@@ -11,9 +11,8 @@ cdef address_t FIRST = <address_t> 1 << 60
 
 
 cdef class Map:
-    """Allocations are known by a small number, which stands for an address.
-
-    One that is cached may be out of the map and yet alive, so records are kept here as they were found.
+    """A small number stands for the address of an allocation. A cached allocation may have left the map and still
+    exist, so this class keeps the records that it found.
     """
     cdef dict on_lists      # number -> records on a free list, oldest first
 
@@ -27,7 +26,7 @@ cdef class Map:
         return ok
 
     def find(self, int number):
-        """(size, on how many places of lists, plain) or None."""
+        """Return (size, number of places on lists, plain), or None."""
         cdef Allocation* found
         lock_wait(&registry.lock)
         found = find(FIRST + number)
@@ -45,13 +44,13 @@ cdef class Map:
         lock_give(&registry.lock)
 
     def uncache(self, int number):
-        """Take it from the list it was put on last. pre: on one"""
+        """Take it from the list on which it was put last. pre: on one"""
         lock_wait(&registry.lock)
         uncache(<Allocation*> <size_t> self.on_lists[number].pop())
         lock_give(&registry.lock)
 
     def withdraw(self, int number):
-        """Give a place up. Whether it was the last one, and so the memory goes. pre: on one"""
+        """Remove a place. Return whether it was the last one, so that the memory is released. pre: on one"""
         cdef Allocation* allocation = <Allocation*> <size_t> self.on_lists[number].pop()
         lock_wait(&registry.lock)
         is_last = withdraw(allocation)
@@ -69,5 +68,5 @@ cdef class Map:
         lock_give(&registry.lock)
 
     def totals(self):
-        """(recorded, cached) bytes of the whole process."""
+        """Return the (recorded, cached) bytes of the whole process."""
         return registry.recorded_bytes, registry.cached_bytes

@@ -1,8 +1,8 @@
-"""A placement that is as simple as one can be: the lowest free place of a stream that is large enough.
+"""The simplest possible placement: the lowest free place of a stream that is large enough.
 
-It ships with the tests alone, and shows what a placement outside of the package needs: a table of functions, a
-structure of its own for what is free, and the name it registers. Memory comes as plain segments, each of one
-stream. What is free of a stream is a list in order of address, through `left` and `right` of the blocks.
+It exists only for the tests, and shows what a placement outside of the package needs: a table of functions, its own
+structure for free memory, and the name that it registers. Memory comes as plain segments, each of one stream. The free
+blocks of a stream form a list in order of address, linked through their `left` and `right`.
 """
 
 from libc.stdint cimport uint32_t
@@ -26,8 +26,8 @@ from allotment._core.tools.slab cimport slab_reserve
 from allotment.errors import InvariantError
 
 cdef enum:
-    SEGMENT = 20971520          # what is asked of the device, at least
-    GRANULE = 2097152           # and in multiples of this
+    SEGMENT = 20971520          # the smallest request to the device
+    GRANULE = 2097152           # which is a multiple of this
 
 
 cdef struct Places:
@@ -97,7 +97,7 @@ cdef void take(Places* places, Block* block) noexcept nogil:
 
 
 cdef void count(Engine* engine, const Block* block, bint more) noexcept nogil:
-    """A free block that shares its segment comes or goes."""
+    """Count a free block that shares its segment, or no longer does."""
     if not is_split(block):
         return
     if more:
@@ -112,7 +112,7 @@ cdef void count(Engine* engine, const Block* block, bint more) noexcept nogil:
 
 cdef Block* cut_and_hand_out(Engine* engine, Places* places, Block* block, bytes_t size, bytes_t requested,
                              uint32_t context) noexcept nogil:
-    """pre: kept; records are reserved"""
+    """pre: on the list; records are reserved"""
     cdef Block* rest = block
     take(places, block)
     count(engine, block, False)
@@ -150,7 +150,7 @@ cdef Places* places_made(FreeList* free_list) noexcept nogil:
 
 
 cdef Block* grow(Engine* engine, Request* request) noexcept nogil:
-    """A new segment, and the request from its front."""
+    """Serve a request from the front of a new segment."""
     cdef Places* places = places_made(request.free_list)
     cdef Block* block
     request.failure.reason = NO_FAILURE
@@ -227,7 +227,7 @@ cdef void complete_free(Engine* engine, Block* block, uint32_t context) noexcept
     count(engine, block, True)
 
 
-# --- giving back -----------------------------------------------------------------------------------------
+# --- freeing and releasing ----------------------------------------------------------------------------------
 
 cdef bint release(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Failure* failure) noexcept nogil:
     cdef Places* places = arena_of(pool).streams

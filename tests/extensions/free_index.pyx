@@ -70,13 +70,13 @@ cdef class Index:
         return described(index.index_prev(&self.free_list, self.block_at(address)))
 
     def bits(self):
-        """(bits of the words, bits of the summary): numbers of the bins, and of the words, that are said to be used."""
+        """Return (bits of the words, bits of the summary): numbers of the bins and of the words marked as used."""
         bins = [place for place in range(BIN_COUNT) if self.free_list.words[place // 64] >> place % 64 & 1]
         return bins, [bit for bit in range(64) if self.free_list.summary >> bit & 1]
 
 
 cdef class AddressTree:
-    """Unmapped blocks: one tree, ordered by address alone."""
+    """Unmapped blocks: one tree, ordered only by address."""
     cdef Block* root
     cdef dict blocks
 

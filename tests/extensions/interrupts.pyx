@@ -7,8 +7,8 @@ from allotment._core.contract.types cimport address_t, bytes_t, chunk_t, device_
 cdef extern from "Python.h":
     void PyErr_SetInterrupt() noexcept nogil
 
-cdef DeviceTable kept           # what the functions were
-cdef long left = -1             # calls until the interrupt; below 0 there is none to come
+cdef DeviceTable kept           # the original functions
+cdef long left = -1             # calls until the interrupt; below 0 none will come
 
 
 cdef void count() noexcept nogil:
@@ -50,7 +50,7 @@ cdef status_t set_access(void* self, address_t address, bytes_t size, device_t d
 
 
 def interrupt(Device device not None):
-    """Let the functions of a device count their calls."""
+    """Make the functions of a device count their calls."""
     global kept
     kept = device.table
     entry(&device.table, DEVICE_SYNCHRONIZE)[0] = <void*> device_synchronize
@@ -62,13 +62,13 @@ def interrupt(Device device not None):
 
 
 def arm(long call):
-    """Send the interrupt during this call from now, counted from 0."""
+    """Send the interrupt during this call from now on, counted from 0."""
     global left
     left = call
 
 
 def disarm():
-    """Whether it was sent."""
+    """Whether the interrupt was sent."""
     global left
     sent = left < 0
     left = -1

@@ -45,11 +45,11 @@ cdef class Map:
         return <uint64_t> map_pop(&self.map, key)
 
     def home(self, uint64_t key):
-        """The slot where the search for a key starts, in a table of the size it has now."""
+        """Return the slot where the search for a key starts, at the table's current size."""
         return map_home(&self.map, key)
 
     def slots(self):
-        """(key, value) of every slot, the empty ones too."""
+        """Return (key, value) of every slot, including empty ones."""
         return [(self.map.slots[i].key, <uint64_t> self.map.slots[i].value) for i in range(self.map.mask + 1)]
 
     def __len__(self):
@@ -72,7 +72,7 @@ cdef class Records:
         return slab_reserve(&self.slab, count)
 
     def take(self):
-        """pre: one is spare"""
+        """pre: a spare record exists"""
         return <size_t> slab_take(&self.slab)
 
     def give(self, size_t record):
@@ -117,7 +117,7 @@ cdef class Numbers:
 
 
 cdef class Guarded:
-    """A number behind a lock; `add` lets the interpreter lock go, so that threads meet at the lock alone."""
+    """A number behind a lock; `add` releases the interpreter lock, so that threads meet only at this lock."""
     cdef Lock lock
     cdef readonly long number
 
@@ -136,7 +136,7 @@ cdef class Guarded:
         return self.lock.bias.favored == COUNTING
 
     def until_favored(self):
-        """Acquire it as often as it takes."""
+        """Acquire it as often as the bias takes."""
         for _ in range(SUCCESSION):
             assert lock_try(&self.lock)
             lock_give(&self.lock)
@@ -153,7 +153,7 @@ cdef class Guarded:
             lock_reclaim(&self.lock)
 
     def away(self):
-        """How many threads have lent it."""
+        """Return how many threads have lent it."""
         return self.lock.word >> 1
 
     def wait(self):
@@ -165,7 +165,7 @@ cdef class Guarded:
         with nogil:
             for _turn in range(times):
                 lock_wait(&self.lock)
-                self.number += 1        # not atomic: two at once would lose one
+                self.number += 1        # not atomic: two threads at once would lose an increment
                 lock_give(&self.lock)
 
     def add_around_unlocked_sections(self, long times):

@@ -11,7 +11,7 @@ from allotment._core.records.trace cimport (
 
 cdef class Ring:
     cdef Trace trace
-    cdef readonly list told         # addresses that the tracker was told of
+    cdef readonly list told         # addresses that the tracker got
 
     def __cinit__(self):
         trace_init(&self.trace)
@@ -39,7 +39,7 @@ cdef class Ring:
         trace_clear(&self.trace)
 
     def content(self):
-        """(action, address) of every record, oldest first."""
+        """Return (action, address) of every record, oldest first."""
         cdef TraceRecord* copies = <TraceRecord*> malloc((self.trace.stored + 1) * sizeof(TraceRecord))
         cdef size_t i
         if copies == NULL:

@@ -1,12 +1,11 @@
-"""Bugs made on purpose, one for each thing a sanitizer must find; built with the engine, by the same flags.
-
-A run that reports nothing proves something only if these are reported. What is read is also returned, or the
-compiler would leave the access out.
+"""Planted bugs, one for each kind that a sanitizer must find, built with the engine and the same flags. A run without
+reports proves something only if these are reported. Values that are read are also returned, because the compiler would
+otherwise remove the access.
 """
 
 from libc.stdlib cimport free, malloc
 
-cdef volatile long unguarded = 0     # or the compiler would write it once, at the end
+cdef volatile long unguarded = 0     # otherwise the compiler would write it once, at the end
 
 
 def writes_past_the_end(int count):
@@ -36,7 +35,7 @@ def overflows(int number):
 
 
 def counts_without_a_lock(long rounds):
-    """A data race as soon as two threads are here."""
+    """A data race as soon as two threads run it."""
     global unguarded
     cdef long round
     with nogil:

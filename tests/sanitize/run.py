@@ -1,9 +1,9 @@
-"""Run the engine under a sanitizer: first bugs made on purpose, which must all be found, then what must be clean.
+"""Runs the engine under a sanitizer: first planted bugs, which must all be found, then programs without bugs.
 
     python tests/sanitize/run.py address|thread BUILD
 
 BUILD is a copy of the project, compiled with ALLOTMENT_SANITIZE and with planted.pyx in its src/, as `make sanitize`
-and `make race` make it. Ends with 0 if every planted bug was reported and nothing else was.
+and `make race` make it. Exits with 0 if every planted bug was reported and nothing else was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Reports are written below Python: with pytest's usual capture they would end with the process, unseen.
+# Reports are written below Python: with pytest's usual capture they would be lost at the end of the process.
 PYTEST = ["-m", "pytest", "--capture=sys", "-m", "not gpu and not slow"]
 # Programs that lose memory and mean to: a child of fork has no worker thread and so loses the task that the worker
 # had in hand; others end with everything open. And forks beside threads that allocate: the checker's own malloc
@@ -44,8 +44,8 @@ LEAVES_OUT = [
     "--deselect=tests/core/tools/test_forks.py::test_threads_that_allocate_and_fork_leave_every_child_whole",
     "--deselect=tests/sharing/test_two_processes.py::test_an_import_reserves_what_it_needs_and_no_more",
 ]
-# Children of fork beside threads. The checker of threads does not let them start threads; that of addresses sometimes
-# leaves its own locks taken in them.
+# Children of fork beside threads. The thread sanitizer does not let them start threads; the address sanitizer sometimes
+# leaves its own locks locked in them.
 WITHOUT_FORKS = [
     "--deselect=tests/sharing/test_sending.py::test_through_a_queue[fork]",
     *(
@@ -56,11 +56,11 @@ WITHOUT_FORKS = [
     "--deselect=tests/sharing/test_sending.py::test_a_child_that_was_forked_before_the_first_share_opens_blocks",
     "--deselect=tests/sharing/test_two_processes.py::test_a_child_of_fork_has_blocks_of_its_own_and_no_leases",
 ]
-OF_FILES = {"test_documents.py", "test_stubs.py"}  # about what is in the repository, not about what runs
+OF_FILES = {"test_documents.py", "test_stubs.py"}  # about the contents of the repository, not about running code
 OWN_TESTS = sorted(f"tests/{path.name}" for path in HERE.parent.glob("test_*.py") if path.name not in OF_FILES)
 ADDRESS_OPTIONS = [
     "detect_leaks=1",
-    "malloc_context_size=2",  # the call of malloc and the caller, so that leaks.txt can tell whose a leak is
+    "malloc_context_size=2",  # the call of malloc and its caller, so that leaks.txt can name the owner of a leak
     "allocator_may_return_null=1",
     # The leak check reads what it remembers of every thread's own variables, and crashes where a thread has ended
     # meanwhile and its library has not. (google/sanitizers#1170)
@@ -79,8 +79,8 @@ RECORDINGS = [
         "pools2.lend",
     )
 ]
-DENSE = "placement:dense,dense_grain:256,dense_views:3"  # small chunks, put together often, and views that go again
-# So many rounds that the first thread is still there when the second one starts, on a busy machine too.
+DENSE = "placement:dense,dense_grain:256,dense_views:3"  # small chunks, often joined, and views that are often removed
+# So many rounds that the first thread still runs when the second one starts, on a busy machine too.
 TWO_THREADS = """
 import threading
 threads = [threading.Thread(target=planted.counts_without_a_lock, args=(3 * 10**7,)) for _ in range(2)]
@@ -95,7 +95,7 @@ def leak_options(suppressions: Path) -> str:
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """What a kind of build needs around it, which planted bugs it must find, and what it runs."""
+    """The environment of a kind of build, the planted bugs that it must find, and the programs that it runs."""
 
     library: str  # loaded before the interpreter, which is not instrumented itself
     environment: dict[str, str]
@@ -155,7 +155,7 @@ SANITIZERS = {
 
 
 def preloaded(library: str) -> str:
-    """The sanitizer, and the C++ library, whose exceptions it wants to see from the start."""
+    """Return the sanitizer, and the C++ library, whose exceptions it needs to intercept from the start."""
     found = []
     for name in (library, "libstdc++.so.6"):
         answer = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
@@ -164,7 +164,7 @@ def preloaded(library: str) -> str:
 
 
 def plain_compilers(build: Path) -> Path:
-    """A folder for PATH with compilers that run without the sanitizer: tests compile things, and compilers leak."""
+    """Return a folder for PATH with compilers that run without the sanitizer, because compilers leak."""
     folder = build / "compiler"
     folder.mkdir(exist_ok=True)
     own = {(sysconfig.get_config_var(name) or "cc").split()[0] for name in ("CC", "CXX", "LDSHARED", "LDCXXSHARED")}
@@ -203,11 +203,11 @@ def finds_planted_bugs(sanitizer: Sanitizer, build: Path, environment: dict[str,
 
 def is_clean(arguments: list[str], build: Path, environment: dict[str, str]) -> bool:
     print("+ python", " ".join(arguments), flush=True)
-    if arguments[0] == "-m":  # the stress programs free all they have; tests and recordings end in the middle
+    if arguments[0] == "-m":  # the stress programs free everything; tests and recordings end in the middle
         allowed = build.resolve() / "leaks.txt"
         allowed.write_text((HERE / "leaks.txt").read_text() + (HERE / "leaks_of_tests.txt").read_text())
         environment = environment | {"LSAN_OPTIONS": leak_options(allowed)}
-        if "TSAN_OPTIONS" in environment:  # its order of locks has room for 64; a fork takes those of all devices
+        if "TSAN_OPTIONS" in environment:  # its order of locks has room for 64; a fork acquires those of all devices
             environment["TSAN_OPTIONS"] += ":detect_deadlocks=0"
     done = subprocess.run([sys.executable, *arguments], cwd=build, env=environment)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""Whatever call fails on the way, of the device or of the system: an error, nothing mapped, nothing left open."""
+"""Whichever call of the device or the system fails: an error is raised, and nothing stays mapped or open."""
 
 import contextlib
 import errno
@@ -175,7 +175,7 @@ def test_an_importer_without_a_descriptor_to_spare(kind):
 
 
 def refusal_of(handle, **options):
-    """Why a handle is not opened. In a thread: an owner that does not answer must not hang the test."""
+    """Return why a handle is not opened. Uses a thread: an owner that does not answer must not hang the test."""
     raised = []
 
     def open_it():
@@ -330,7 +330,7 @@ def test_processes_in_two_pid_namespaces_share_and_notice_each_others_end(import
 
 
 class Stranger:
-    """A process of this user that talks to an owner's socket in a way of its own."""
+    """A process of this user that talks to an owner's socket in its own way."""
 
     def __init__(self, handle):
         facts = facts_of(handle)
@@ -388,7 +388,7 @@ def test_an_owner_that_sends_nonsense_is_refused():
 
 
 def answer_once(listener, reply, given):
-    """In a thread: the first who asks gets this."""
+    """In a thread: the first client gets this."""
 
     def serve():
         connection, _ = listener.accept()

@@ -100,7 +100,7 @@ def test_a_thousand_altered_handles_map_nothing_and_crash_nothing():
 
 
 def altered(data, draw):
-    """The same but for some bits, or cut, or with other bytes in the middle."""
+    """Return the bytes with some bits changed, or truncated, or with other bytes in the middle."""
     changed = bytearray(data)
     match draw.randrange(4):
         case 0:
@@ -116,7 +116,7 @@ def altered(data, draw):
 
 
 def forged(handle, **changes):
-    """A handle with a right checksum that says something else."""
+    """Return a handle with a correct checksum and other contents."""
     from dataclasses import replace
 
     from allotment._sharing.handle import facts_of, make_handle

@@ -13,7 +13,7 @@ from helpers.interrupted import sweep
 from helpers.peer import Peer, descriptors, everything_is_closed, mappings, wait_until
 
 pytestmark = pytest.mark.threads
-DRAWN = 8  # places in `make test`, always the same; None stands for all
+DRAWN = 8  # places in `make test`, always the same; None means all
 ALL = pytest.param(None, marks=pytest.mark.slow, id="all")
 PLACES = pytest.mark.parametrize("drawn", [pytest.param(DRAWN, id="drawn"), ALL])
 PLAIN, EXPANDABLE = "", ",expandable_segments:True"
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 def shared_blocks(allocator, count):
-    """Blocks filled with the numbers from 1 on, and their handles."""
+    """Return blocks filled with the numbers from 1 on, and their handles."""
     blocks = [allocator.empty(3 * MIB) for _ in range(count)]
     for number, block in enumerate(blocks, 1):
         memoryview(block)[:] = bytes([number]) * len(block)
@@ -53,7 +53,7 @@ def test_an_opening_that_is_interrupted_anywhere_leaves_nothing_open_and_later_o
         keeps_the_link = open_shared(handles[0])
 
         def open_now():
-            """What is open after another opening and its end."""
+            """Return what is open after another block was opened and closed."""
             with open_shared(handles[2]) as other:
                 assert set(bytes(memoryview(other))) == {3}
             count = "result = sorted(entry.leases for entry in owner._owner.entries.values())"
@@ -63,10 +63,10 @@ def test_an_opening_that_is_interrupted_anywhere_leaves_nothing_open_and_later_o
         before = open_now()
 
         def check(was_interrupted):
-            # Fewer, if something of an earlier test goes meanwhile.
+            # Fewer, if objects of an earlier test end meanwhile.
             assert all(now <= then for now, then in zip(open_now(), before, strict=True))
 
-        # How many places there are depends on the version of Python: 3.14 has the fewest.
+        # The number of places depends on the version of Python: 3.14 has the fewest.
         assert sweep(lambda: open_shared(handles[1]).close(), check, drawn=drawn) > 10
         keeps_the_link.close()
         wait_until(everything_is_closed)
@@ -97,14 +97,14 @@ def test_opening_what_pytorch_shared_and_being_interrupted_anywhere_leaves_nothi
             result = (*allocator.share_torch(block), len(block))
             """
         )
-        # Opened once: to open a device looks at every mount of the system.
+        # Opened once, because opening a device reads all mounts of the system.
         device = open_device("host", shareable=True)
         open_shared_torch(handle, offset, size, device=device).close()
         wait_until(everything_is_closed)
         before = descriptors()
 
         def check(was_interrupted):
-            # The thread that does the step may still be at it when the interrupt has ended the wait for it.
+            # The thread that does the step may still run after the interrupt has ended the wait for it.
             wait_until(lambda: everything_is_closed() and descriptors() <= before)
 
         sweep(lambda: open_shared_torch(handle, offset, size, device=device).close(), check, drawn=drawn)

@@ -1,4 +1,4 @@
-"""Work that the owner's stream was given is waited for by the importer's, and the importer's by the block's return."""
+"""The importer's stream waits for the work of the owner's stream, and the block's return for the importer's work."""
 
 import threading
 
@@ -49,7 +49,7 @@ def peer(peers):
 
 
 def round_trip(allocator, stream, peer, buffer, value, *, reads_early=False):
-    """The owner's stream writes behind a gate; what the importer's stream, busy as well, reads and writes back."""
+    """The owner's stream writes behind a gate; return what the importer's stream, also busy, reads and writes back."""
     view = memoryview(buffer)
     gate = threading.Event()
     stream.submit(gate.wait)
@@ -87,7 +87,7 @@ def test_with_streams_busy_on_both_sides_the_importer_reads_what_the_owner_wrote
 
 
 def test_without_the_event_it_reads_too_early(allocator, peer):
-    """A test of the test above: that it would notice."""
+    """Checks the test above: that it would notice."""
     peer.run("kept, ordering.wait = ordering.wait, lambda *given, on_stream: None")
     try:
         stream = Stream(allocator)
@@ -101,7 +101,7 @@ def test_without_the_event_it_reads_too_early(allocator, peer):
 
 
 def freed_while_the_importer_writes(allocator, peer, size):
-    """A block that was freed, and that the importer has closed behind work which is still to come."""
+    """A block that was freed, and that the importer has closed while its own work is still queued."""
     buffer = allocator.empty(size)
     address = buffer.address
     handle = allocator.share(buffer)
@@ -136,13 +136,13 @@ def test_a_block_comes_back_when_the_importers_streams_are_done(allocator, peer)
 
 
 def test_without_waiting_for_the_importers_streams_it_comes_back_too_early(allocator):
-    """A test of the test above: that it would notice."""
+    """Checks the test above: that it would notice."""
     with Peer() as peer:
         peer.run(OPENING)
         peer.run("importer.Opened._events = lambda self: []")
         freed_while_the_importer_writes(allocator, peer, MIB)
         wait_until(lambda: allocator.stats()["active_bytes.all.current"] == 0)
-        peer.kill()  # its stream would write where nothing is mapped any more
+        peer.kill()  # its stream would write to unmapped memory
 
 
 def test_a_stream_that_is_recorded_there_is_waited_for_too():

@@ -1,4 +1,4 @@
-"""Devices that may touch a device's memory may touch what is opened there of other processes, whichever came first."""
+"""Devices with access to a device's memory also get access to other processes' memory opened there, in either order."""
 
 import gc
 
@@ -7,7 +7,7 @@ import pytest
 from allotment import Allocator, RequestError, SimulatedDevice, Stream, make_allocator, open_shared
 from helpers.peer import Peer, everything_is_closed, wait_until
 
-CAPACITY = "3GiB"  # no other test's: opened memory belongs to a device's name
+CAPACITY = "3GiB"  # used by no other test: opened memory belongs to a device's name
 SETTINGS = {"expandable": "expandable_segments:True", "dense": "placement:dense"}
 
 
@@ -33,7 +33,7 @@ def shared_by(owner, settings):
 def test_what_is_opened_before_and_after_is_opened_to_peers(owner, kind):
     before, after = shared_by(owner, SETTINGS[kind])
     device, peer = SimulatedDevice(CAPACITY), SimulatedDevice("1GiB", 1)
-    allocator = Allocator(device)  # without memory of its own: every call is for what is opened
+    allocator = Allocator(device)  # without memory of its own: every call is for opened memory
     stream = Stream(device)
 
     def accesses(step):

@@ -1,4 +1,4 @@
-"""A buffer that is sent arrives as the same memory, where that was asked for."""
+"""A buffer that is sent arrives as the same memory, if the program asked for that."""
 
 import importlib.util
 import math
@@ -113,7 +113,7 @@ def test_a_pickle_made_by_another_thread_shares_only_if_all_threads_do(allocator
 
 
 def pickled(buffer):
-    """As a queue does it, held until it is received however long that takes."""
+    """Hold it until it is received, however long that takes, as a queue does."""
     with allotment.multiprocessing.sharing(math.inf):
         return pickle.dumps(buffer)
 
@@ -149,7 +149,7 @@ def test_what_was_sent_is_counted_after_it_was_received_and_nothing_is_held(monk
     assert send(1) == 0
     before = descriptors()
     assert send(100) == 0
-    wait_until(lambda: descriptors() <= before)  # fewer, if something of an earlier test goes meanwhile
+    wait_until(lambda: descriptors() <= before)  # fewer, if objects of an earlier test end meanwhile
     queue.put(None)
     worker.join(60)
 

@@ -1,4 +1,4 @@
-"""PyTorch's own bytes: written as it writes them, and opened, by pages that travel as descriptors."""
+"""PyTorch's own bytes: written as PyTorch writes them, and opened, with pages sent as descriptors."""
 
 import errno
 import os

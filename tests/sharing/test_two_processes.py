@@ -1,4 +1,4 @@
-"""A block in two processes: the same memory, not reused while the other has it, and given back whatever happens."""
+"""A block in two processes: the same memory, not reused while the other has it, and returned whatever happens."""
 
 import logging
 import math

@@ -27,7 +27,7 @@ from allotment.errors import (
 
 
 class Failing(Backend):
-    """A device that raises what the test tells it to."""
+    """A device that raises the exception chosen by the test."""
 
     allocate_raises: BaseException | None = None
     free_raises: BaseException | None = None

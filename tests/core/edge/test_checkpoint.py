@@ -34,7 +34,7 @@ def pool(alloc):
 
 
 def gone(alloc, pool, blocks):
-    """After its blocks are freed and the pool is closed, nothing of it is left."""
+    """When its blocks are freed and the pool is closed, nothing of it is left."""
     for address in blocks:
         alloc.free(address)
     pool.close()
@@ -397,7 +397,7 @@ def test_a_device_without_an_event_to_give_does_not_stop_a_restore(failing):
     pool.close()
 
 
-# --- states that no pool was ever in ---
+# --- states that no pool ever had ---
 
 
 def tampered(state, change):

@@ -1,4 +1,4 @@
-"""Words and layouts that cross a border: between C and Python, between writer and reader."""
+"""Words and layouts shared between C and Python, and between writer and reader."""
 
 import io
 import pickle

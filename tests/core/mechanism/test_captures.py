@@ -1,4 +1,4 @@
-"""Graph capture as the allocator sees it: begin and end of a route, on a device that knows the captures."""
+"""Graph capture from the allocator's side: the begin and the end of a route, on a device that knows the captures."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Dense placement in plain Python: what the engine must decide, written to be read, not to be fast.
+"""Dense placement in plain Python: the decisions that the engine must make, written for readers and not for speed.
 
 It uses lists instead of trees, and recomputes instead of storing. Places are (region number, offset); a test compares
 them with the engine's addresses. The terms are those of `src/allotment/_core/placement/dense/structures.pxd`.
@@ -51,7 +51,7 @@ class Options:
     gc_threshold: float = 0.0
 
 
-# --- who is ordered after whom --------------------------------------------------------------------------------------
+# --- the order between streams -------------------------------------------------------------------------------------
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""What only dense placement does: refused settings and devices, sharing, streams, private pools, faults."""
+"""Behaviour that only dense placement has: refused settings and devices, sharing, streams, private pools, faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense placement decides as its model in plain Python does, address for address, on drawn sequences of calls."""
+"""Dense placement decides as its model in plain Python does, address for address, on random sequences of calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = (512, 3000, 65536, MIB, 2 * MIB, 5 * MIB, 5 * MIB, 16 * MIB, 24 * MIB, 4
 
 @dataclass
 class Settings:
-    """What differs from one sequence to the next."""
+    """The parameters of a sequence."""
 
     total: int
     limit: int | None

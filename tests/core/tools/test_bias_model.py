@@ -1,8 +1,8 @@
 """The bias of a lock in every interleaving of its steps, on processors that delay their stores.
 
 The programs below are those of `bias.pxd` and `lock.pxd`, step by step. Each thread has a buffer of stores that others
-do not see yet, as x86 has; a step that reads, changes and writes memory at once empties it first. Each of the tests of
-the test leaves out one step that the proof relies on.
+do not see yet, as x86 has; a step that reads, changes and writes memory at once empties it first. Further tests check
+the test itself: each omits one step that the proof relies on.
 """
 
 import pytest
@@ -14,7 +14,7 @@ VARIABLES = tuple(MEMORY)
 
 
 def by_word(done, *, retract="atomic"):
-    """Acquire the word if the favored thread is not inside, and release it; give up otherwise."""
+    """Acquire the word if the favored thread is not inside, and release it; otherwise give up."""
     return [
         ("load", "inside"),
         ("if", 0, f"{done} let in"),
@@ -94,7 +94,7 @@ def assembled(steps):
 
 
 def wrong_outcome(*programs):
-    """Run them in every interleaving; return what was wrong with one, or None."""
+    """Run the programs in every interleaving; return the error of one of them, or None."""
     threads = [assembled(program) for program in programs]
     start = (tuple(MEMORY.values()), tuple((0, None, ()) for _ in threads), ())
     known, left = {start}, [start]

@@ -85,7 +85,7 @@ def test_a_fork_of_another_thread_waits_and_releases_nothing_of_the_first():
     module._ahead_of_fork()
     try:
         second.start()
-        second.join(0.05)  # it tries a few times
+        second.join(0.05)  # it makes several attempts
         assert second.is_alive() and lock._is_owned()
     finally:
         module._behind_fork()

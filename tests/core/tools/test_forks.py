@@ -1,4 +1,4 @@
-"""A fork while other threads are inside: the child has none of these threads, and finds no lock held."""
+"""A fork while other threads are inside: the child has none of these threads, and no lock is held in it."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ class SlowDevice(Backend):
 
 @pytest.fixture
 def alarm():
-    """A child that waits for ever is killed, and so fails."""
+    """Fork. A child that hangs is killed, which fails the test."""
     return lambda: signal.alarm(PATIENCE)
 
 
@@ -109,7 +109,7 @@ def test_threads_that_allocate_and_fork_leave_every_child_whole(alarm):
 
 
 class LingeringDevice(Backend):
-    """Takes a segment back and hands its address out again, but does not return from `free` until the test says so."""
+    """Frees a segment and allocates at its address again, but does not return from `free` until the test says so."""
 
     def __init__(self):
         super().__init__(name="lingering")
@@ -274,7 +274,7 @@ def test_who_waits_for_a_lock_that_a_fork_has_lets_the_interpreter_go(use):
 
 @pytest.mark.threads
 def test_a_device_that_another_thread_makes_in_the_middle_of_a_fork_is_there_after_it():
-    """Otherwise the fork would miss its lock, and could happen while it is held."""
+    """Otherwise the fork would miss its lock, and could happen while the lock is held."""
     assert (
         output_of("""
         import os, threading, time

@@ -60,7 +60,7 @@ def test_what_is_done_under_the_lock_is_done_by_one_thread_at_a_time(tools):
 
 @pytest.fixture
 def favored(tools):
-    """A lock that favors this thread."""
+    """Return a lock that favors this thread."""
     lock = tools.Guarded()
     if not lock.allow_bias():
         pytest.skip("this system has no barrier of all threads")

@@ -12,7 +12,7 @@ STEPS = st.lists(st.tuples(st.sampled_from([PUT, PUT, POP, GET]), KEYS, VALUES),
 
 
 def check(table, model):
-    """Every key of the model is found, no other key is there, and no search meets an empty slot before its key."""
+    """Every key of the model is found, no other key exists, and no search meets an empty slot before its key."""
     slots = table.slots()
     assert {key: value for key, value in slots if key} == model
     assert len(table) == len(model)

@@ -44,7 +44,7 @@ def old_driver(build):
 
 @pytest.fixture(scope="session")
 def forgetful_driver(build):
-    """A driver that crashes on every destroyed stream."""
+    """A driver that crashes whenever a destroyed stream is used."""
     return build(TESTS / "helpers" / "fake_libcuda.c", "-DFORGETFUL")
 
 
@@ -56,7 +56,7 @@ def run(folder, *arguments, **settings):
 
 
 def passed_and_skipped(folder, *leave_out, **settings):
-    """How many of the GPU tests pass, and why the others are skipped."""
+    """Return how many of the GPU tests pass, and why the others are skipped."""
     options = ["-o", "addopts=", "-rs", "-p", "no:cacheprovider", "--capture=no"]  # shows a watchdog's message
     done = run(folder, "-m", "pytest", *options, str(TESTS / "gpu"), *leave_out, **settings)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -28,7 +28,7 @@ Live = list[tuple[int, int]]
 
 
 def run_chain(allocator: allotment.Allocator, stream: allotment.Stream, result: int) -> None:
-    """result = 1 + 2 + 3, step by step through temporaries that are freed on the way."""
+    """Submit result = 1 + 2 + 3, step by step, through temporaries that are freed on the way."""
     before = allocator.malloc(SIZE, stream)
     stream.submit(array_at(before).fill, 1)
     for addend in (2, 3):
@@ -43,7 +43,7 @@ def run_chain(allocator: allotment.Allocator, stream: allotment.Stream, result: 
 def capture_chain(
     allocator: allotment.Allocator, stream: allotment.Stream, result: int, with_pool: bool
 ) -> allotment.Graph | DeviceGraph:
-    """The chain as a graph. Without a pool, only the device knows of the capture."""
+    """Capture the chain as a graph. Without a pool, only the device knows of the capture."""
     if with_pool:
         with allotment.capture(stream) as graph:
             run_chain(allocator, stream, result)
@@ -54,7 +54,7 @@ def capture_chain(
 
 
 def churn(allocator: allotment.Allocator, stream: allotment.Stream, live: Live, chance: random.Random) -> None:
-    """Somebody else's life: allocate, fill, free."""
+    """Other requests meanwhile: allocate, fill, free."""
     for _ in range(4):
         block, value = allocator.malloc(SIZE, stream), chance.randrange(100, 256)
         stream.submit(array_at(block).fill, value)
@@ -64,7 +64,7 @@ def churn(allocator: allotment.Allocator, stream: allotment.Stream, live: Live, 
 
 
 def wrong_replays(with_pool: bool) -> int:
-    """After how many replays the result, or anybody's block, is not what it should be."""
+    """Return after how many replays the result, or any other block, is wrong."""
     allocator = allotment.Allocator("host")
     streams = [allotment.Stream(allocator) for _ in range(3)]
     result = allocator.malloc(SIZE)
@@ -91,7 +91,7 @@ def test_a_graph_replays_right_while_others_allocate_around_it() -> None:
 
 
 def test_without_its_private_pool_the_same_graph_overwrites_others() -> None:
-    """A test of the test."""
+    """Checks the test above."""
     assert wrong_replays(with_pool=False) > 0
 
 
@@ -205,7 +205,7 @@ def test_memory_of_a_graph_goes_back_after_its_replays_wherever_they_run(setting
             joined.wait(stream.record())
             used = joined if joins else stream
             block = allocator.malloc(SIZE, used)
-            used.submit(gate.wait, 0.1)  # only a reset that waits for it sees this time pass
+            used.submit(gate.wait, 0.1)  # only a reset that waits for the graph takes that long
             used.submit(ran.append, True)
             allocator.free(block)
             stream.wait(joined.record())

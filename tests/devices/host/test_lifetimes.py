@@ -103,7 +103,7 @@ def test_streams_of_the_parent_are_dead_in_the_child(device):
 def test_new_streams_and_the_default_stream_work_in_the_child(device, fork):
     for stream in (Stream(device), Stream.default(device)):
         stream.submit(int)
-        stream.synchronize()  # a worker inside malloc or Python would leave the child locked locks of other libraries
+        stream.synchronize()  # a worker inside malloc or Python would leave locked locks in the child
 
     def use():
         done = []
@@ -188,7 +188,7 @@ def test_forks_in_the_middle_of_work_leave_every_lock_in_order(device):
             probe.chunk_release(chunk, TOUCHED)
 
     def use():
-        signal.alarm(PATIENCE)  # a child that waits for ever is killed, and so fails
+        signal.alarm(PATIENCE)  # a child that waits for ever is killed, which fails the test
         stream = Stream(device)
         stream.submit(int)
         stream.synchronize()
@@ -353,7 +353,7 @@ def test_workers_of_a_collected_device_end():
 
 
 def worker_of(stream: Stream) -> int:
-    """The system's id of the thread that runs the stream's work."""
+    """Return the system's id of the thread that runs the stream's work."""
     numbers: list[int] = []
     stream.submit(lambda: numbers.append(threading.get_native_id()))
     stream.synchronize()

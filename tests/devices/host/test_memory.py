@@ -1,4 +1,4 @@
-"""Plain memory of the host, and where its total size comes from."""
+"""Plain memory of the host, and the source of its total size."""
 
 import ctypes
 import mmap

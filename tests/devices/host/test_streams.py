@@ -24,7 +24,7 @@ def device():
 
 @pytest.fixture
 def gate():
-    """An event to wait for; it is set at the end in any case."""
+    """An event to wait for; it is always set at the end."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -58,7 +58,7 @@ def test_a_stream_has_a_thread_of_its_own(device):
     meeting = threading.Barrier(len(streams) + 1)
     for stream in streams:
         stream.submit(meeting.wait)
-    meeting.wait()  # all of them are there at once, or this never returns
+    meeting.wait()  # this returns only if all of them run at once
     for stream in streams:
         stream.synchronize()
 
@@ -336,7 +336,7 @@ def native_threads() -> int:
 
 
 def refusal_of(function):
-    """What the device says if it refuses, else None."""
+    """Return what the device says if it refuses, else None."""
     try:
         function()
     except DeviceError as error:

@@ -312,7 +312,7 @@ def refusal(call, *arguments):
 
 
 def is_accessible(address) -> bool:
-    """Whether this process can read there, without crashing if it cannot."""
+    """Return whether this process can read there, without crashing if it cannot."""
     reading, writing = os.pipe()
     try:
         os.write(writing, (ctypes.c_char * 1).from_address(address))
@@ -343,7 +343,7 @@ def views_in(address, size):
 
 
 def memory_files() -> dict[int, int]:
-    """The bytes that each open memory file of this process holds, by inode."""
+    """Return the bytes that each open memory file of this process holds, by inode."""
     files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     found = [os.stat(file) for file in files if os.path.lexists(file) and "memfd:allotment" in os.readlink(file)]
     return {file.st_ino: file.st_blocks * 512 for file in found}

@@ -19,7 +19,7 @@ OPTIONAL = [operation.name for operation in OPERATIONS if operation.name not in 
 
 
 class Minimal(Backend):
-    """What the author of a new accelerator writes first."""
+    """The first version that the author of a new accelerator writes."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +90,7 @@ def result_of(operation):
 
 
 def device_that(answer, operations=OPTIONAL):
-    """A device with these operations, each of which is `answer(operation, arguments)`."""
+    """Make a device with these operations, each of which calls `answer(operation, arguments)`."""
 
     def method(operation):
         return lambda self, *arguments: answer(operation, arguments)
@@ -111,7 +111,7 @@ def device_that_raises(error, operations=OPTIONAL):
 
 
 def failure(device, operation):
-    """The status with which an operation fails, and the exception that its caller would then raise."""
+    """Return the status with which an operation fails, and the exception that its caller would then raise."""
     with pytest.raises(StatusError) as caught:
         getattr(Probe(device), operation)(*ARGUMENTS[operation])
     assert caught.value.operation == operation

@@ -34,7 +34,7 @@ class TestSimulatedContract(BackendContract):
     def launch(self, device, stream):
         device.launch(stream)
 
-    # Left out on purpose.
+    # Omitted on purpose.
 
     def test_sharing_is_of_segments_or_of_chunks_or_of_both(self):
         pytest.skip("what it exports cannot be opened: there is nothing behind it")
