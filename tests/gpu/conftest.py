@@ -1,4 +1,4 @@
-"""Tests that need an NVIDIA GPU; without one they are skipped, and say why."""
+"""Tests that need an NVIDIA GPU; without one they are skipped with the reason."""
 
 import faulthandler
 import os
@@ -34,7 +34,7 @@ def device(cuda_device):
 
 @pytest.fixture
 def streams(device):
-    """The one that memory is for, and another."""
+    """Return the stream that memory is for, and another."""
     made = [Stream(device) for _ in range(2)]
     yield made
     for stream in made:
@@ -51,7 +51,7 @@ def allocator(device):
 
 @pytest.fixture(autouse=True)
 def watchdog(pytestconfig):
-    """A wait for a stream held for good ends the run and says where, after pytest's faulthandler_timeout if set."""
+    """A wait for a stream that is never released ends the run, after pytest's faulthandler_timeout if set."""
     faulthandler.dump_traceback_later(float(pytestconfig.getini("faulthandler_timeout")) or 120, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()

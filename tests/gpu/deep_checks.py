@@ -1,9 +1,9 @@
-"""What PyTorch refuses a plug-in, in deep mode next to PyTorch's own allocator: each must tell the same.
+"""Operations that PyTorch refuses to a plug-in, in deep mode next to PyTorch's own allocator: results must be equal.
 
     python tests/gpu/deep_checks.py [--only NAME ...] [--limit SECONDS]
 
-Each check is a program that runs natively and in deep mode, each time in a process of its own, and prints what it
-found; floating-point numbers are printed in full, so equal means equal bit by bit. Ends with 1 if one differs or fails.
+Each check is a program that runs natively and in deep mode, each time in a separate process, and prints its findings;
+floating-point numbers are printed in full, so equal means equal bit by bit. Ends with 1 if one differs or fails.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def cudnn_search(torch: Any) -> Any:
 
 
 class OnTheGpu:
-    """A data set whose items are made on the GPU, by the worker that is asked for them."""
+    """A data set whose worker makes each item on the GPU when it is requested."""
 
     def __len__(self) -> int:
         return 16
@@ -161,7 +161,7 @@ def fork(torch: Any) -> Any:
 
 
 def eight_threads(torch: Any) -> Any:
-    """Tensors filled, read on another stream and let go, for a minute: each has its contents to the end."""
+    """Fill tensors, read them on another stream and drop them, for a minute: each keeps its contents to the end."""
     until, wrong, failed = time.monotonic() + 60, [], []
 
     def work(number: int) -> None:
@@ -178,7 +178,7 @@ def eight_threads(torch: Any) -> Any:
                         same = (tensor == value).all()
                         tensor.record_stream(other)
                         del tensor
-                        if not same.item():  # waits for this stream alone
+                        if not same.item():  # waits only for this stream
                             wrong.append(number)
         except Exception as error:
             failed.append(repr(error))
@@ -217,7 +217,7 @@ def work(name: str, into: str) -> None:
 
 
 def complaint(output: str) -> str:
-    """The line that names the error, of what a program said before it ended."""
+    """Return the line that names the error, from the output of a program that failed."""
     lines = [line for line in output.splitlines() if line.strip()] or ["it said nothing"]
     return next((line for line in reversed(lines) if "Error" in line), lines[-1])
 

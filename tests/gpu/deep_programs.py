@@ -1,13 +1,13 @@
-"""Drawn programs under PyTorch's own allocator and in deep mode: what PyTorch then tells must be the same, key by key.
+"""Random programs under PyTorch's own allocator and in deep mode: PyTorch must then report the same, key by key.
 
     python tests/gpu/deep_programs.py [--programs N] [--steps N] [--seed S] [--settings S]
 
-Each program allocates and frees tensors on several streams, routes them to pools of its own, captures graphs, takes and
-restores states of pools, runs out of memory, records its history and asks for figures in between. It runs natively and
-in deep mode, each in a process of its own, and tells `memory_stats()`, `memory_snapshot()`, the history and errors.
+Each program allocates and frees tensors on several streams, routes them to private pools, captures graphs, takes and
+restores states of pools, runs out of memory, records its history and reads figures in between. It runs natively and in
+deep mode, each in a separate process, and prints `memory_stats()`, `memory_snapshot()`, the history and errors.
 Everything is compared, places and the order of the history too; `MASKS`, `in_settled_order`, `Places` and
-`without_others` say what is not, and why. A driver that puts segments into another order in the second run would show
-as a difference. Ends with 1 if anything differs.
+`without_others` say what is not compared, and why. A driver that puts segments into another order in the second run
+would show as a difference. Ends with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZES = (1, 512, 4000, 70_000, 900_000, MIB, 3 * MIB, 11 * MIB, 30 * MIB, 64 * M
 
 
 class Program:
-    """One drawn program; `reports` are what PyTorch reported on the way."""
+    """One random program; `reports` are what PyTorch reported during it."""
 
     def __init__(self, torch: Any, seed: int) -> None:
         self.torch = torch
@@ -94,7 +94,7 @@ class Program:
 
     @contextlib.contextmanager
     def noting(self, pool: tuple[int, int]) -> Iterator[None]:
-        """What is recorded meanwhile says in its metadata of which pool it is."""
+        """The metadata of entries recorded meanwhile names the pool."""
         self.torch.cuda.memory._set_memory_metadata(f"pool {pool[0]:06} {pool[1]:06}")
         try:
             yield
@@ -120,7 +120,7 @@ class Program:
         live = {tensor.untyped_storage().data_ptr() for tensor in kept}
         self.reports.append(["live", torch._C._cuda_checkPoolLiveAllocations(0, pool, live)])
         state = torch._C._cuda_getCheckpointState(0, pool)
-        # In which order the segments of a state come back is not settled: with one, there is only one.
+        # The order in which the segments of a state come back is undefined; with one segment, there is only one order.
         if self.draw.random() < 0.5 and len(kept) == 1:
             torch._C._cuda_setCheckpointPoolState(0, state, [], [])
         self.reports.append(["live after", torch._C._cuda_checkPoolLiveAllocations(0, pool, live)])
@@ -144,13 +144,13 @@ class Program:
         self.reports.append(self.torch.cuda.memory_summary())
 
     def history(self) -> dict[str, Any]:
-        """Everything that a snapshot has, in the order in which it is told."""
+        """Return everything that a snapshot contains, in its order."""
         told = self.known(self.torch.cuda.memory._snapshot())
         told["device_traces"] = [in_settled_order(trace) for trace in told["device_traces"]]
         return told
 
     def known(self, told: Any) -> Any:
-        """What was told, with masks on what depends on chance."""
+        """Return the report, with masks for values that depend on chance."""
         if isinstance(told, dict):
             return {key: MASKS[key](self, told[key]) if key in MASKS else self.known(told[key]) for key in told}
         if isinstance(told, (list, tuple)):
@@ -162,13 +162,13 @@ class Program:
         return handles.index(handle) if handle in handles else "another"
 
 
-# What depends on chance, and what is compared in its place.
+# Values that depend on chance, and what is compared instead.
 MASKS: dict[str, Callable[[Program, Any], Any]] = {
-    # A clock: that there was one.
+    # A clock: that it has a value.
     "time_us": lambda program, time: time > 0,
-    # A handle is an address of the driver's: which of the program's streams it is of.
+    # A handle is an address of the driver's: which of the program's streams has it.
     "stream": Program.stream_number,
-    # What was left to all processes when memory ran out: that there was some.
+    # The memory left for all processes when memory ran out: that some was left.
     "device_free": lambda program, left: left > 0,
 }
 

@@ -1,14 +1,14 @@
-"""Dense placement on a GPU with every byte watched: is memory ever handed out while somebody still works with it?
+"""Dense placement on a GPU with every byte checked: is memory ever allocated while a kernel still uses it?
 
     python tests/gpu/dense_stress.py [--seconds N] [--graphs] [--settings S] [--limit 12GiB] [--streams 4]
 
-Needs CuPy. Every block is filled by a kernel on its stream when it is allocated, each 8 bytes with a value of their
-own, and compared by a kernel on its stream right before it is freed. Some blocks are also compared on other streams,
-which wait for the filling on the GPU, and are declared to the allocator by `record_stream`. The host hardly ever
-waits, so frees and requests are far ahead of the kernels. `dense_grain:256` makes chunks small and mappings many.
-With --graphs, graphs that were captured in private pools run beside it, and compare their own memory at each launch.
+Needs CuPy. Every block is filled by a kernel on its stream when it is allocated, each 8 bytes with a unique value, and
+compared by a kernel on its stream right before it is freed. Some blocks are also compared on other streams, which wait
+for the filling on the GPU, and are declared to the allocator by `record_stream`. The host rarely waits, so frees and
+requests are far ahead of the kernels. `dense_grain:256` makes chunks small and mappings many. With --graphs, graphs
+that were captured in private pools run beside it, and compare their own memory at each launch.
 
-Ends with 1 if a single word was wrong, or if nothing was stitched.
+Exits with 1 if any word was wrong, or if nothing was stitched.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ THREADS = 256
 MOST_GROUPS = 1024
 SIZES = [512, 4096, 70_000, 1 << 20, 3 << 20, 5 << 20, 5 << 20, 12 << 20, 24 << 20, 24 << 20, 60 << 20, 150 << 20]
 AHEAD = 400
-"""Steps after which the host waits for the GPU once, so that the queue of kernels stays bounded."""
+"""Number of steps after which the host waits for the GPU, so that the queue of kernels stays bounded."""
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Stress:
             self.live -= block.size
 
     def capture(self) -> None:
-        """A graph that fills two blocks of its own pool, and compares them, whenever it is launched."""
+        """A graph that, whenever it is launched, fills two blocks of its own pool and compares them."""
         stream = cupy.cuda.Stream(non_blocking=True)
         pool = self.allocator.pool()
         with pool:
@@ -129,7 +129,7 @@ class Stress:
                 if round_ % 2:
                     self.allocator.free(block.address)
             graph = stream.end_capture()
-        self.graphs.append((stream, pool, graph))  # the last goes first: no stream before the memory it used
+        self.graphs.append((stream, pool, graph))  # the last first: no stream before the memory that it used
 
     def step(self) -> None:
         if self.graphs and self.choose.random() < 0.2:

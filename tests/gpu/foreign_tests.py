@@ -18,7 +18,7 @@ from pathlib import Path
 SECONDS, LINES = "FOREIGN_TESTS_SECONDS", "FOREIGN_TESTS_LINES"
 HERE = Path(__file__).resolve().parent
 
-Outcomes = dict[str, tuple[str, str]]  # by test: what became of it, and the last line of why
+Outcomes = dict[str, tuple[str, str]]  # by test: its outcome, and the last line of its error
 
 
 # --- the plugin, in the process of one way ---
@@ -54,7 +54,7 @@ def pytest_runtest_logreport(report):
 
 
 def run(arguments: list[str], *, at: Path, environment: dict[str, str], seconds: int, log: Path) -> Outcomes:
-    """Run pytest on another package's tests; `environment` is added to ours, with PYTHONPATH in front of ours."""
+    """Run pytest on another package's tests; `environment` is added to ours, with its PYTHONPATH before ours."""
     with tempfile.NamedTemporaryFile("r") as lines:
         changed = os.environ | environment | {SECONDS: str(seconds), LINES: lines.name}
         places = [environment.get("PYTHONPATH", ""), str(HERE), os.environ.get("PYTHONPATH", "")]
@@ -67,7 +67,7 @@ def run(arguments: list[str], *, at: Path, environment: dict[str, str], seconds:
 
 
 def table(ways: dict[str, Outcomes]) -> str:
-    """One line a test, one column a way; below it, why tests failed."""
+    """Print one line per test and one column per way; below it, the errors of failed tests."""
     tests = list(dict.fromkeys(test for outcomes in ways.values() for test in outcomes))
     found = ["| Test | " + " | ".join(ways) + " |", "|---|" + "---|" * len(ways)]
     for test in tests:
@@ -80,12 +80,12 @@ def table(ways: dict[str, Outcomes]) -> str:
 
 
 def compare(ways: dict[str, dict[str, str]], arguments: list[str], *, at: Path, seconds: int, out: Path) -> None:
-    """Run all ways, each with its environment, print the table, and keep it with the logs in `out`."""
+    """Run all ways, each with its environment, print the table, and store it with the logs in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     results = {}
     for name, environment in ways.items():
         log = out / f"{name.replace(' ', '_')}.log"
         results[name] = run(arguments, at=at, environment=environment, seconds=seconds, log=log)
         print(f"{name}: {len(results[name])} tests, log in {log}", flush=True)
-        (out / "table.md").write_text(table(results) + "\n")  # after each, in case that the time runs out
+        (out / "table.md").write_text(table(results) + "\n")  # after each way, in case the time runs out
     print(table(results))

@@ -2,7 +2,7 @@
 
     python tests/gpu/memory_saver_tests.py --tests FOLDER --wheel FILE --out FOLDER
 
-`--tests` is the folder `test` of that project at 0.0.10, `--wheel` its wheel. Its tests of packaging are left out.
+`--tests` is the folder `test` of that project at 0.0.10, `--wheel` its wheel. Its tests of packaging are omitted.
 """
 
 from __future__ import annotations

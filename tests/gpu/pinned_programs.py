@@ -1,12 +1,12 @@
-"""Drawn programs on PyTorch's own pinned memory and on ours: what PyTorch then tells must be the same, key by key.
+"""Random programs on PyTorch's own pinned memory and on ours: PyTorch must then report the same, key by key.
 
     python tests/gpu/pinned_programs.py [--programs N] [--steps N] [--seed S] [--settings S] [--kind torch|tight]
 
 Each program pins and frees tensors, copies them on several streams, captures graphs that copy from pinned memory,
-empties the cache, changes settings and asks for figures in between. In the mode "torch" the figures, the reuse of
+empties the cache, changes settings and reads figures in between. In the mode "torch" the figures, the reuse of
 places, the history of pinned memory (where PyTorch has one) and errors are compared, and contents are checked; `MASKS`
-says what is not. In the mode "tight" only contents and errors are compared: its decisions are its own. Ends with 1 if
-anything differs.
+says what is not. In the mode "tight" only contents and errors are compared, because it decides differently. Exits with
+1 if anything differs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLEEP_CYCLES = 100_000_000
 
 
 class Program:
-    """One drawn program; `told` is what PyTorch said on the way."""
+    """One random program; `told` is what PyTorch reported during it."""
 
     def __init__(self, torch: Any, seed: int, figures: bool) -> None:
         self.torch = torch
@@ -168,7 +168,7 @@ class Program:
         self.forget_places()
 
     def forget_places(self) -> None:
-        """The driver may give an address again that it got back."""
+        """The driver may return an address again that was freed."""
         live = {tensor.data_ptr() for tensor, _ in self.tensors}
         self.places = {address: place for address, place in self.places.items() if address in live}
 
@@ -196,7 +196,7 @@ class Program:
         return [self.known(told["host_traces"], numbers), sorted(segments, key=str)]
 
     def known(self, told: Any, numbers: dict[int, int] | None) -> Any:
-        """Without clocks and random ids of pools; a place is the number of the segment obtained there."""
+        """Remove clocks and random ids of pools; a place is replaced by the number of the segment obtained there."""
         if isinstance(told, list):
             return [self.known(part, numbers) for part in told]
         if not isinstance(told, dict):

@@ -1,9 +1,9 @@
-"""A little of everything on a GPU, for a checker that watches each access.
+"""Uses most features on a GPU, for a tool that checks each access.
 
     compute-sanitizer --tool memcheck python tests/gpu/smoke.py
 
 Blocks are written to their last byte on several streams, freed while in use elsewhere, captured, replayed and given
-back, with plain and with expandable segments. Ends with 1 if a byte is not what it should be.
+back, with plain and with expandable segments. Exits with 1 if a byte is wrong.
 """
 
 from __future__ import annotations

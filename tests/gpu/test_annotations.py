@@ -1,4 +1,4 @@
-"""What a profiler hears of a GPU's driver calls, with `nvtx:True`."""
+"""The ranges and counters that a profiler receives for a GPU's driver calls, with `nvtx:True`."""
 
 import pytest
 

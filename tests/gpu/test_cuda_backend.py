@@ -1,4 +1,4 @@
-"""The CUDA device: the contract that every backend keeps, and what is CUDA's own."""
+"""The CUDA device: the contract of every backend, and its own operations."""
 
 import ctypes
 import os
@@ -32,7 +32,7 @@ def memory(probe):
 
 @pytest.fixture
 def streams(device):
-    """Makes streams, and gives back those that the test did not."""
+    """Makes streams, and destroys those that the test did not."""
     made = []
 
     def make(count):
@@ -246,7 +246,7 @@ class TestCapture:
             device.wait(origin, on=branch)
         device.memset_async(memory, 3, 8, origin)
         (join,) = probe.capture_terminals(origin)
-        # A driver may leave out the edge that the others imply.
+        # A driver may omit the edge that the others imply.
         assert set(probe.node_predecessors(join)) - {fork} == ends
         assert device.end_capture(origin).node_count == 5
 
@@ -374,7 +374,7 @@ class TestMemory:
 
 
 def run_process(body, *arguments, descriptors=()):
-    """What a fresh process prints that has `device`, `probe` and `sys.argv`."""
+    """Return what a new process prints that has `device`, `probe` and `sys.argv`."""
     opening = (
         "import sys\n"
         "from allotment._devices.cuda.device import CudaDevice\n"

@@ -27,7 +27,7 @@ def core_device(device):
 
 @pytest.fixture
 def streams(core_device):
-    """The one that memory is for, and another."""
+    """Return the stream that memory is for, and another."""
     return [core_device.create_stream() for _ in range(2)]
 
 
@@ -124,7 +124,7 @@ def test_memory_can_be_for_the_per_thread_stream_and_end_on_it(resource, allocat
 
 
 def write_late_and_reuse(device, resource, streams, end):
-    """(whether the same memory came back, what the second owner then finds in it)"""
+    """Return (whether the same memory was allocated again, what the second owner then finds in it)."""
     own, side = streams
     first = resource.allocate(MIB, stream=own)
     address = int(first.handle)

@@ -1,4 +1,4 @@
-"""CuPy on our allocator: arrays hold what they should, and memory is shared out by the rules of streams."""
+"""CuPy on our allocator: arrays have the right values, and memory is reused in the order of streams."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,7 @@ def allocator(allocator):
 
 @pytest.fixture
 def streams():
-    """The one that memory is for, and another."""
+    """Return the stream that memory is for, and another."""
     return [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
 
 
@@ -135,7 +135,7 @@ def test_each_thread_has_its_own_current_stream(allocator):
 
 
 def write_late_and_reuse(device, streams, record):
-    """(whether the same memory came back, what the second owner then finds in it)"""
+    """Return (whether the same memory was allocated again, what the second owner then finds in it)."""
     own, side = streams
     with own:
         first = cupy.empty(MIB, dtype=cupy.uint8)

@@ -1,4 +1,4 @@
-"""The driver's own pool on a real GPU, through the allocator that stands over it."""
+"""The driver's own pool on a real GPU, through the allocator on top of it."""
 
 import ctypes
 import json
@@ -32,7 +32,7 @@ def device(cuda_device):
 
 
 @pytest.fixture
-def alloc(device, streams):  # after the streams, because it goes before them
+def alloc(device, streams):  # torn down after the streams, because it is requested before them
     made = make_allocator(device, settings=SETTINGS)
     assert type(made) is AsyncAllocator
     yield made
@@ -95,7 +95,7 @@ def test_emptying_the_cache_gives_memory_back_to_the_device(device, alloc):
     assert alloc.memory_info()[0] <= free - 256 * MIB
     alloc.free(address)
     device.synchronize()
-    assert alloc.memory_info()[0] <= free - 256 * MIB  # it is kept until somebody asks
+    assert alloc.memory_info()[0] <= free - 256 * MIB  # memory is kept until the cache is emptied
     alloc.empty_cache()
     assert alloc.memory_info()[0] > free - 256 * MIB
 

@@ -1,4 +1,4 @@
-"""The engine on a real GPU: what it hands out is right while streams run, and it survives what a driver does."""
+"""The engine on a real GPU: its memory is right while streams run, and it survives everything that a driver does."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def settings(request):
 
 
 @pytest.fixture
-def allocator(device, settings, streams):  # after the streams, because it goes before them
+def allocator(device, settings, streams):  # torn down after the streams, because it is requested before them
     made = Allocator(device, settings=settings)
     yield made
     made.empty_cache()
@@ -56,7 +56,7 @@ def test_random_requests_keep_every_rule_and_every_mark(device, allocator, seed)
 
 
 def one_step(allocator, stream):
-    """Requests of one turn of a loop: small and large, on two streams, some kept to the end of the turn."""
+    """Make the requests of one iteration: small and large, on two streams, some kept to the end of the iteration."""
     kept = [allocator.malloc(size, on) for on in (0, stream.handle) for size in (512, 70_000, 3 * MIB, 30 * MIB)]
     for size in (1_000, 2 * MIB, 15 * MIB):
         allocator.free(allocator.malloc(size))
@@ -225,7 +225,7 @@ def test_a_graph_replayed_a_thousand_times_stays_right_while_others_allocate(dev
 
 
 def fill(allocator, piece):
-    """Blocks of `piece` bytes until there is no room for another, and the refusal."""
+    """Allocate blocks of `piece` bytes until no room is left; return them and the refusal."""
     blocks = []
     while True:
         try:
@@ -307,7 +307,7 @@ def test_another_process_may_take_the_memory_while_a_request_maps_its_pages(devi
 
 FAULTS = [OSError, MemoryError]
 LOST = {"chunk_release", "event_destroy"}
-"""What is not asked for again once it was refused, so that what it should have given back stays out."""
+"""Calls that are not repeated after a refusal, so that the memory which they should have returned is lost."""
 
 
 def run_relayed(device, settings, faults):

@@ -142,7 +142,7 @@ def test_the_environment_variable_is_enough(device):
 
 
 def write_late_and_reuse(device, side, record):
-    """(whether the same memory came back, what the second owner then finds in it)"""
+    """Return (whether the same memory was allocated again, what the second owner then finds in it)."""
     first = cuda.device_array(MIB, np.uint8)
     address = int(first.gpu_data.handle)
     with device.hold(side):
@@ -159,10 +159,10 @@ def write_late_and_reuse(device, side, record):
 
 @pytest.fixture
 def side(device):
-    """A stream that does not wait for the default one, and nothing that would wait for it while it is held.
+    """Return a stream that does not wait for the default one; nothing here waits for it while it is held.
 
-    The kernel is loaded. What the compiler left behind is collected, and no collection comes later: unloading code and
-    freeing memory of Numba's own wait for the whole device.
+    The kernel is loaded, and the compiler's garbage is collected, so that no collection comes later: unloading code and
+    freeing Numba's own memory wait for the whole device.
     """
     stream = device.create_stream()
     warm = cuda.device_array(MIB, np.uint8)
@@ -227,7 +227,7 @@ def test_another_process_reads_an_array_that_is_a_buffer_of_ours(device, allocat
 
 
 def test_a_context_that_was_made_elsewhere_is_served(allocator):
-    """What Numba does with a context that another library has made current."""
+    """Numba must accept a context that another library has made current."""
     from numba.cuda.cudadrv import driver
 
     number = driver.binding.CUdevice(0)

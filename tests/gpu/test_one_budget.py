@@ -1,4 +1,4 @@
-"""Several frameworks on one allocator: each does its part of one sum, and all count against one budget."""
+"""Several frameworks on one allocator: each computes its part of one sum, and all count against one limit."""
 
 from contextlib import contextmanager
 
@@ -54,7 +54,7 @@ def working_frameworks(cuda_device):
 
 
 def as_float(buffer):
-    """Our bytes as an array of each framework."""
+    """Return our bytes as an array of each framework."""
     return {
         "cupy": cupy.from_dlpack(buffer).view(cupy.float32),
         "torch": torch.from_dlpack(buffer).view(torch.float32),

@@ -1,4 +1,4 @@
-"""Pausing on a real GPU: memory goes back to the device, contents and graphs are as they were."""
+"""Pausing on a real GPU: memory is released to the device; contents and graphs are unchanged afterwards."""
 
 import os
 
@@ -40,7 +40,7 @@ def test_contents_come_back_under_the_same_address_and_free_memory_rises(alloc):
         address = alloc.malloc(size)
     write(alloc, address, pattern)
     alloc.pause("gpu weights")
-    alloc.resume("gpu weights")  # with what the driver keeps for pinned memory from its first use on
+    alloc.resume("gpu weights")  # including memory that the driver keeps for pinned memory from its first use on
     free = alloc.memory_info()[0]
     assert alloc.pause("gpu weights") >= size
     assert alloc.memory_info()[0] - free >= size

@@ -1,4 +1,4 @@
-"""Pinned memory of a GPU: copies that are still under way never meet another's data."""
+"""Pinned memory of a GPU: a copy in progress never meets data of the block's next owner."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -86,7 +86,7 @@ def test_a_node_can_be_chosen(device):
 
 def test_an_array_in_pinned_memory_is_a_pinned_tensor(device, pinned):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    torch.cuda.init()  # until then PyTorch takes nothing for pinned
+    torch.cuda.init()  # before that, PyTorch considers no memory as pinned
     array = pinned.full(MIB, 5, "uint8")
     tensor = torch.from_numpy(array)
     assert tensor.is_pinned()
@@ -101,7 +101,7 @@ def test_an_array_in_pinned_memory_is_a_pinned_tensor(device, pinned):
 
 @pytest.fixture
 def threads():
-    """Three that stay: a thread's stream goes with it."""
+    """Three threads that stay: a thread's stream ends with the thread."""
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two, ThreadPoolExecutor(1) as three:
         yield [lambda function, on=pool: on.submit(function).result() for pool in (one, two, three)]
 
@@ -120,7 +120,7 @@ def test_each_threads_default_stream_is_a_stream_of_its_own(device, allocator, t
 
 
 def test_a_free_waits_for_the_default_stream_of_another_thread(device, allocator, threads):
-    """What one thread cannot record for another is covered by an event on the legacy stream."""
+    """One thread cannot record another thread's stream; an event on the legacy stream covers it."""
     held, other = threads[0](lambda: (device.hold(thread_stream()), thread_stream()))
     address = allocator.malloc(4 * MIB)
     allocator.record_stream(address, other)

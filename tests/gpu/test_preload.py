@@ -1,4 +1,4 @@
-"""Programs of real frameworks under `allotment.preload`: which way each takes to the driver, and what it is told."""
+"""Programs of real frameworks under `allotment.preload`: how each finds and calls the driver, and what it gets."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""A block of GPU memory in two processes. `tests/sharing` has what is the same on every device."""
+"""A block of GPU memory in two processes. `tests/sharing` has the tests that are the same on every device."""
 
 import os
 import subprocess
@@ -109,7 +109,7 @@ def test_a_block_of_a_private_pool_is_shared(allocator, device, peer):
 
 
 def round_trip(allocator, device, stream, peer, buffer, value, *, reads_early=False):
-    """The owner's stream writes behind a gate; what the importer's stream, busy as well, reads and writes back."""
+    """The owner's stream writes behind a gate; return what the importer's stream, also busy, reads and writes back."""
     size = len(buffer)
     gate = device.hold(stream.handle)
     device.memset_async(buffer.address, value, size, stream.handle)
@@ -170,7 +170,7 @@ def test_with_streams_busy_on_both_sides_the_importer_reads_what_the_owner_wrote
 
 
 def test_without_the_event_it_reads_too_early(allocator, device, peer):
-    """A test of the test above: that it would notice."""
+    """Checks the test above: that it would notice."""
     peer.run("kept, ordering.wait = ordering.wait, lambda *given, on_stream: None")
     try:
         stream = Stream(device)
@@ -287,7 +287,7 @@ def test_an_owner_that_is_killed_leaves_its_importer_alive(settings, device):
         buffer = open_shared(handle)
         assert set(device.copy_to_host(buffer.address, 1000)) == {7}
         owner.kill()
-        if settings:  # of plain memory the driver promises nothing once its process is gone
+        if settings:  # the driver guarantees nothing about plain memory after its process has ended
             assert set(device.copy_to_host(buffer.address, len(buffer))) == {7}
         with pytest.raises(SharingError) as raised:
             open_shared(handle)

@@ -1,9 +1,9 @@
-"""torch.compile under our allocator: which ways of compiling work, and where the others stop.
+"""torch.compile under our allocator: which modes of compilation work, and where the others fail.
 
     python tests/gpu/torch_compile_probe.py [--out FILE]
 
-A small model is compiled in a process of its own for each way and each allocator, and its results are compared with
-those of the model as it is. docs/pytorch.md says what the failing calls are and what they would need.
+A small model is compiled in a separate process for each mode and each allocator, and its results are compared with
+those of the uncompiled model. docs/pytorch.md explains the failing calls.
 """
 
 from __future__ import annotations

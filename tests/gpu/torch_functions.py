@@ -1,12 +1,12 @@
-"""Every function of torch.cuda.memory, called natively and under our allocator: which answer, which raise, which agree.
+"""Every function of torch.cuda.memory, called natively and under our allocator: which return, which raise, which agree.
 
     python tests/gpu/torch_functions.py [--out FILE.json] [--markdown FILE.md]
 
 Four processes do the same work and then call the functions in the same order, so that figures can be compared: with
 PyTorch's own allocator; with ours installed, PyTorch's own functions; the same, those of `allotment.torch.memory`; with
-ours installed and its functions under PyTorch's names. The functions are taken from the module itself, so a new one is
-not overlooked: one that nothing is written for here ends the run with 1, as does a public one that answers natively and
-raises in one of the last two.
+ours installed and its functions under PyTorch's names. The functions are taken from the module itself, so no new one is
+overlooked: the run exits with 1 if a function has no call here, or if a public function returns natively and raises in
+one of the last two processes.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "reset_peak_memory_stats": plain("reset_peak_memory_stats"),
     "set_per_process_memory_fraction": call_fraction,
     "use_mem_pool": call_use_pool,
-    # Not public, but what guides and tools call.
+    # Private functions that guides and tools call.
     "_dump_snapshot": to_a_file(lambda memory, path: memory._dump_snapshot(path)),
     "_free_mutex": call_mutex,
     "_get_current_allocator": lambda memory: type(memory._get_current_allocator()).__name__,
@@ -169,7 +169,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 def functions_of(module: Any) -> list[str]:
-    """The public names, and every function that the module defines."""
+    """Return the public names, and every function that the module defines."""
     own = [
         name
         for name, value in vars(module).items()
@@ -178,7 +178,7 @@ def functions_of(module: Any) -> list[str]:
     return sorted(module.__all__) + sorted(own)
 
 
-# What else asks PyTorch's allocator for more than memory.
+# Other code that uses PyTorch's allocator for more than memory.
 
 
 def accelerator_figures() -> Any:

@@ -1,12 +1,12 @@
-"""A little of everything through PyTorch with Allotment as its allocator, for a checker that watches each access.
+"""Uses most features through PyTorch with Allotment as its allocator, for a tool that checks each access.
 
     compute-sanitizer --tool memcheck --report-api-errors no --show-backtrace no python tests/gpu/torch_smoke.py
 
-The checker would report the allocation that is meant to be refused; and for its backtraces it keeps Python's frames,
-and with them tensors without other references. An argument is taken as settings, a second one as the mode.
+The tool would report the allocation that is refused on purpose; and for its backtraces it keeps Python's frames, and
+with them tensors without other references. The first argument is the settings string, the second one the mode.
 
-Tensors on several streams, freed while they are read elsewhere; a training step, eager and captured; a pool; an
-allocation that is refused; everything given back. Ends with 1 if a value is not what it should be.
+Tensors on several streams, freed while they are read elsewhere; a training step, eager and captured; a pool; a refused
+allocation; everything freed. Exits with 1 if a value is wrong.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def main() -> None:
     expect(abs(eager - captured) < 1e-9, f"a captured loss, {captured} instead of {eager}")
     pool()
     refusal()
-    for _ in range(100):  # autograd's threads let go of their last step when they get to it
+    for _ in range(100):  # autograd's threads drop their last step some time later
         gc.collect()
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()

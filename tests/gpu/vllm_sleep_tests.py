@@ -1,10 +1,10 @@
-"""Runs vLLM's own tests of its sleep mode natively and on Allotment, with a small model in the engine's place.
+"""Runs vLLM's own tests of its sleep mode natively and on Allotment, with a small model in place of the engine.
 
     python tests/gpu/vllm_sleep_tests.py --source FOLDER [--compiled FILE] --out FOLDER
 
 `--source` is vLLM 0.32's source archive, unpacked, or the part of it that `--pack FOLDER` copies; `--compiled` is
-`vllm/cumem_allocator.abi3.so` from its wheel, for the native way, which is left out without it. Of vLLM these run: the
-files of `REAL`, byte for byte. The folder `vllm_stand_in` has what they import beside that.
+`vllm/cumem_allocator.abi3.so` from its wheel, for the native run, which is omitted without it. The files of `REAL` are
+vLLM's own, byte for byte. The folder `vllm_stand_in` has the other modules that they import.
 """
 
 from __future__ import annotations

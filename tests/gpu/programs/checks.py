@@ -1,7 +1,7 @@
-"""What a program of many checks is made of: `@check` functions, run one after the other, and their results as JSON.
+"""Runs a program's `@check` functions one after the other, and prints their results as JSON.
 
-PyTorch's allocator can be replaced once in a process, so what is to be seen under another needs a process of its own;
-a process takes seconds to start, so it holds many checks.
+PyTorch's allocator can be replaced once in a process, so each allocator needs a separate process. A process takes
+seconds to start, so it runs many checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def run_checks() -> None:
-    """Print {name: "" or what went wrong} as the last line. Each has two minutes, then the process says where it is."""
+    """Print {name: error or ""} as the last line.
+
+    Each check has two minutes; then the process prints a traceback and ends.
+    """
     results = {}
     for function in _checks:
         print(f"# {function.__name__}", file=sys.stderr, flush=True)

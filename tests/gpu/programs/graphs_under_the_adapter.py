@@ -23,7 +23,7 @@ STEPS = 10
 
 
 class Training:
-    """A small model with its data, the same each time it is made."""
+    """Return a small model with its data, equal each time."""
 
     def __init__(self) -> None:
         torch.manual_seed(3)
@@ -47,7 +47,7 @@ class Training:
         return loss
 
     def warm_up(self) -> None:
-        """A few steps on a side stream, undone again: a capture must find nothing left to be set up."""
+        """Make a few steps on a side stream, and undo them: a capture must not have to set anything up."""
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -60,7 +60,7 @@ class Training:
 
 
 def settle() -> None:
-    """Nothing of an earlier check is left."""
+    """Check that earlier checks left nothing behind."""
     gc.collect()
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
@@ -177,7 +177,7 @@ def a_capture_that_fails_leaves_nothing_behind_but_in_deep_mode_what_pytorch_lea
     settle()
     allocator_of(0).inspection.check_invariants()
     if MODE == "deep":
-        assert private_segments()  # PyTorch 2.11 never tells its allocator that such a capture is over
+        assert private_segments()  # PyTorch 2.11 never tells its allocator that such a capture has ended
     else:
         assert private_segments() == []
         assert memory.memory_reserved() <= before

@@ -1,9 +1,9 @@
-"""An engine that generates and a trainer that learns take turns on one GPU, and the other one sleeps meanwhile.
+"""A generating engine and a trainer take turns on one GPU; each sleeps while the other works.
 
     python rl_loop.py hooks|deep SETTINGS awake|asleep
 
 Prints one JSON object: for each round a digest of the tokens, the loss in hexadecimal and a digest of the logits, and
-how much free device memory rose in each sleep. With "awake" nothing is paused: all else is the same.
+how much free device memory rose in each sleep. With "awake" nothing is paused; everything else is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ torch.use_deterministic_algorithms(True)
 
 
 class Model(torch.nn.Module):
-    """Tokens and a state in, logits and the next state out."""
+    """Compute logits and the next state from tokens and a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Trainer:
 
 
 class Turns:
-    """At most one of the two has memory."""
+    """Whether at most one of the two has memory."""
 
     def __init__(self) -> None:
         self.rises: list[int] = []

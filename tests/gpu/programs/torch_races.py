@@ -1,6 +1,7 @@
-"""Races planted in programs of PyTorch, found by the sanitizer with both places; and programs in order, not reported.
+"""Races planted in PyTorch programs, which the sanitizer must report with both places, and correct programs, which it
+must not report.
 
-Argument: the mode of `install`. Nothing here looks at values, so that it also tells something where kernels do nothing.
+Argument: the mode of `install`. Nothing here reads values, so it also works where kernels do nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAIN, SIDE, THIRD = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda
 
 @contextmanager
 def finds(*expected: str, places: int = 2) -> Iterator[None]:
-    """What is reported of the block, in this order; each finding names so many places in this file."""
+    """Check that the block's findings are these, in this order; each names so many places in this file."""
     torch.cuda.synchronize()
     with allotment.torch.sanitize() as sanitizers:
         yield
@@ -248,7 +249,7 @@ def read_as_one_of_several() -> None:
 @check
 def a_gradient_read_before_it_is_there() -> None:
     x = new().requires_grad_()
-    with finds("race", places=1):  # the other is on a thread of PyTorch's
+    with finds("race", places=1):  # the other access is on a thread of PyTorch's
         (x * 2).backward(torch.ones_like(x))
         with torch.cuda.stream(SIDE):
             x.grad.mul_(2)

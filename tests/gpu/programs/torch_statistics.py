@@ -1,4 +1,5 @@
-"""What PyTorch's functions say of its memory after a fixed sequence, as JSON, without what differs by chance.
+"""Prints what PyTorch's functions report about its memory after a fixed sequence, as JSON, without values that differ
+by chance.
 
     torch_statistics.py native|patched SETTINGS
 

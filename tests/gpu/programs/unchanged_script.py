@@ -1,4 +1,4 @@
-"""A program that knows nothing of Allotment: prints its arguments, a sum from the GPU, and who allocates."""
+"""A program that knows nothing of Allotment: prints its arguments, a sum from the GPU, and the allocator's name."""
 
 import sys
 

@@ -83,7 +83,7 @@ def an_empty_tensor_takes_no_memory() -> None:
 
 
 def race(recorded: bool) -> bool:
-    """Whether a reader on a side stream that is late sees what it was given, though its tensor is freed meanwhile."""
+    """Return whether a late reader on a side stream sees the right values, though its tensor is freed meanwhile."""
     side = torch.cuda.Stream()
     tensor = filled(3 * MIB, 1)
     seen = torch.empty_like(tensor)
@@ -324,7 +324,7 @@ def convolutions_work_and_cudnns_search_is_off_where_names_are_patched() -> None
     try:
         convolve()
     except RuntimeError as error:
-        assert "cacheInfo" in str(error), error  # or PyTorch has learnt to answer, and the patch can go
+        assert "cacheInfo" in str(error), error  # otherwise PyTorch answers by now, and the patch can be removed
     finally:
         torch.backends.cudnn.benchmark = False
 

@@ -1,4 +1,4 @@
-"""Uses memory through the framework that is named, then prints how the driver's functions were found and called."""
+"""Uses memory through the named framework, then prints how the driver's functions were found and called."""
 
 import json
 import sys

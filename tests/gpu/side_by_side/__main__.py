@@ -1,4 +1,4 @@
-"""Does our allocator decide as PyTorch's does, on the same GPU, for the same calls?
+"""Compares our allocator's decisions with PyTorch's, on the same GPU, for the same calls.
 
     python tests/gpu/side_by_side [--out FILE] [--jobs N] [--only NAME | --drawn COUNT [--seed N]]
 
@@ -9,10 +9,8 @@ to ours in another. Two comparisons:
     replayed      the recording on a simulated device with PyTorch's own addresses, through `allotment conformance`:
                   trace, addresses, statistics and final segments must be equal, whatever the driver did
 
-With --drawn, COUNT sequences of which everything is drawn (drawn_sequences.py) are recorded and replayed; those that do
-not come out equal are listed.
-
-Ends with 1 if anything differs that the order of the driver's addresses does not explain.
+With --drawn, COUNT random sequences (drawn_sequences.py) are recorded and replayed; those that differ are listed. Exits
+with 1 if anything differs that the order of the driver's addresses does not explain.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ PATIENCE_S = 60
 
 
 def run(script: str, *arguments: str | Path, **environment: str) -> str:
-    """Run one of our scripts in a fresh process; what went wrong, if anything."""
+    """Run one of our scripts in a new process; return its error, if any."""
     try:
         done = subprocess.run(
             [sys.executable, HERE / script, *arguments],
@@ -59,7 +57,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def expandable_range(total: int) -> int:
-    """The least that an expandable segment reserves: an eighth more than the device has."""
+    """Return the least that an expandable segment reserves: an eighth more than the device has."""
     return total + total // 8
 
 

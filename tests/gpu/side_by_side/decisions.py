@@ -1,4 +1,4 @@
-"""Two traces of the same calls, compared where the driver chose the addresses of each.
+"""Compares two traces of the same calls whose addresses the driver chose separately.
 
 A place is named by the segment that it is in, counted in the order in which segments were obtained, and the offset
 from its start. An expandable segment counts as one from its first page to its last.
@@ -7,8 +7,8 @@ from its start. An expandable segment counts as one from its first page to its l
     alloc         0x7f20000200          200 bytes into it               (4, 512)
 
 Which of two equal free blocks in different segments is taken depends on which address is lower, and so does the order
-of releases. `order` keeps, for each segment obtained, which of those held were below it, so that a difference can be
-told from one that the driver caused.
+of releases. `order` stores, for each segment obtained, which existing segments were below it. That shows whether the
+driver caused a difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sequences of which everything is drawn: family, settings and limit too. They find what was not thought of.
+"""Random sequences, with random families, settings and limits. They find cases that nobody expected.
 
 Beside the families of sequences.py:
 
@@ -47,12 +47,12 @@ def drawn_sequence(seed: int) -> DrawnSequence:
         limit = 0  # without memory the allocator waits for streams, and here one may be held
     settings = _settings(choose, limited=limit > 0)
     if family == "states":
-        settings = settings.replace(EXPANDABLE, "expandable_segments:False")  # what has grown cannot be restored
+        settings = settings.replace(EXPANDABLE, "expandable_segments:False")  # a pool that has grown cannot be restored
     return DrawnSequence(family, settings, limit, seed)
 
 
 def sequence_named(name: str) -> Sequence:
-    """One of these, or one of sequences.py."""
+    """Return one of these sequences, or one of sequences.py."""
     if name.startswith(PREFIX):
         return drawn_sequence(int(name.removeprefix(PREFIX)))
     return next(sequence for sequence in all_sequences() if sequence.name == name)
@@ -91,12 +91,12 @@ class _Edges(Writer):
         return super()._size()
 
     def _snapshot(self) -> None:
-        """Of everything, or of one pool."""
+        """Take a snapshot of everything, or of one pool."""
         self._add("snapshot", pool=self._choose.choice([None, *self._pools]))
 
 
 class _Routing(_Edges):
-    """Requests on all streams, now and then to a place of their own."""
+    """Make requests on all streams, sometimes for an exact address."""
 
     def __init__(self, sequence: Sequence) -> None:
         super().__init__(sequence)
@@ -153,7 +153,7 @@ class _Routes(_Routing):
         self._pools.append(self._number())
         flags = {}
         if self._lender not in self._pools and self._choose.random() < 0.4:
-            self._lender = self._pools[-1]  # one at a time: of several, the first to lend is any
+            self._lender = self._pools[-1]  # one at a time: of several lenders, the first to lend is arbitrary
             flags["use_on_oom"] = True
         if self._choose.random() < 0.2:
             flags["no_split"] = True
@@ -198,7 +198,7 @@ class _Forks(_Routing):
         return [stream for streams in self._captures.values() for stream in streams]
 
     def _others(self) -> list[int]:
-        """Streams that can be captured: not the default one."""
+        """Return the streams that can be captured: all except the default one."""
         return [stream for stream in range(1, STREAMS) if stream not in self._captured()]
 
     def _empty_cache(self) -> None:

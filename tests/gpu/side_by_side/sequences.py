@@ -1,8 +1,8 @@
-"""Seeded sequences of calls to an allocator, as plain data: the same calls can be made to any.
+"""Seeded sequences of calls to an allocator, as plain data, which can be replayed on any allocator.
 
-A call is {"op": name, ...} in the form that recordings have (`allotment conformance` reads them), with two liberties:
+A call is {"op": name, ...} in the form that recordings have (`allotment conformance` reads them), with two exceptions:
 "sleep" holds a stream until the next "sync", and "capture_begin" may name a graph whose pool it shares ("shares").
-While a stream is held nothing is asked that would wait for it.
+While a stream is held, no call would wait for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Op = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sequence:
-    """What is asked, and under which settings. `limit` is in bytes, 0 for none."""
+    """The calls and their settings. `limit` is in bytes, 0 for none."""
 
     family: str
     settings: str
@@ -71,7 +71,7 @@ def all_sequences() -> list[Sequence]:
 
 
 class Writer:
-    """Chooses one call after another, each allowed after those before it."""
+    """Chooses one call after another, each valid after the previous ones."""
 
     def __init__(self, sequence: Sequence) -> None:
         self._family = sequence.family
@@ -96,7 +96,7 @@ class Writer:
         return self._ops
 
     def _extra(self) -> list[Callable[[], None]]:
-        """What there is beside requests and frees, each as often as it is named."""
+        """Operations other than requests and frees, each as likely as it is often listed."""
         return {
             "streams": [*[self._record_stream] * 12, *[self._hold] * 2, *[self._release] * 2, self._empty_cache],
             "pools": [*[self._pool] * 6, *[self._record_stream] * 4, self._empty_cache],

@@ -1,4 +1,4 @@
-"""Makes the calls of a recording to our allocator on the same kind of device, and writes down what it decided.
+"""Replays the calls of a recording on our allocator on the same kind of device, and records its decisions.
 
 python tests/gpu/side_by_side/through_allotment.py RECORDING FILE
 """
@@ -45,7 +45,7 @@ class OurWorld:
     def run(self, ops: list[Op]) -> None:
         for op in ops:
             if "id" in op and op["op"] != "alloc" and op["id"] not in self.blocks:
-                continue  # refused here alone: a difference that the trace shows
+                continue  # refused only here: a difference that the trace shows
             self.settle()
             getattr(self, op["op"])(op)
             self.allocator.inspection.check_invariants()
@@ -61,7 +61,7 @@ class OurWorld:
     # The calls.
 
     def alloc(self, op: Op) -> None:
-        with suppress(OutOfMemoryError):  # the trace tells
+        with suppress(OutOfMemoryError):  # the trace shows this
             self.blocks[op["id"]] = self.allocator.malloc(op["size"], self.streams[op["stream"]])
 
     def free(self, op: Op) -> None:
@@ -124,7 +124,7 @@ class OurWorld:
 
 
 def streams_in_order(device: CudaDevice, handles: list[int]) -> list[int]:
-    """As many streams, with handles in the same order: the order of releases depends on it."""
+    """Create as many streams, with handles in the same order, because the order of releases depends on it."""
     made = sorted(device.create_stream() for _ in handles[1:])
     ranks = sorted(handles[1:])
     return [0, *(made[ranks.index(handle)] for handle in handles[1:])]

@@ -1,4 +1,4 @@
-"""Makes the calls of a sequence to PyTorch's own allocator, and records what it decided.
+"""Makes the calls of a sequence to PyTorch's own allocator, and records its decisions.
 
     python tests/gpu/side_by_side/through_torch.py NAME FILE
 
@@ -36,11 +36,11 @@ class TorchWorld:
         if sequence.limit:
             torch.cuda.set_per_process_memory_fraction(sequence.limit / self.total)
         self.streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(STREAMS - 1))]
-        self.device = CudaDevice(0)  # for holding streams alone
+        self.device = CudaDevice(0)  # only for holding streams
         self.blocks: dict[int, Any] = {}  # tensors; storages of those that a restore has brought back
         self.addresses: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
-        self.homes: dict[int, int | None] = {}  # the pools of blocks, where one pool at a time is routed to
+        self.homes: dict[int, int | None] = {}  # the pools of blocks; only one pool at a time is routed to
         self.routed: int | None = None
         self.pools: dict[int, Any] = {}
         self.states: dict[int, tuple[Any, set[int]]] = {}  # with the blocks in use
@@ -57,7 +57,7 @@ class TorchWorld:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python")
         for op in self.sequence.calls():
             if "id" in op and op["op"] != "alloc" and op["id"] not in self.blocks:
-                continue  # there was no room for it
+                continue  # no memory was available for it
             self.settle()
             done = dict(op)
             getattr(self, op["op"])(done)
@@ -70,7 +70,7 @@ class TorchWorld:
         self.stats.append({"at": len(self.done), "stats": torch.cuda.memory_stats()})
 
     def settle(self) -> None:
-        """Streams have nothing to do before a block is used on another, and asking them takes time beside others."""
+        """Let streams finish before a block is used on another; querying them takes long while others have work."""
         if self.captures or not self.uses_recorded:
             return
         for index, stream in enumerate(self.streams):
@@ -215,7 +215,7 @@ class TorchWorld:
     def capture_end(self, op: Op) -> None:
         graph = self.graphs[op["graph"]]
         with warnings.catch_warnings(), torch.cuda.stream(self.streams[self.captures.pop(op["graph"])]):
-            warnings.simplefilter("ignore")  # of graphs with nothing in them
+            warnings.simplefilter("ignore")  # of empty graphs
             graph.capture_end()
         op["mempool_id"] = list(graph.pool())
 

@@ -1,4 +1,4 @@
-"""As much of vLLM as its tests of sleep mode need beside its own files: see `vllm_sleep_tests.py`."""
+"""The part of vLLM that its tests of sleep mode need besides its own files: see `vllm_sleep_tests.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SamplingParams:
 
 
 class LLM:
-    """In the engine's place: a small model with random weights that generates greedily, with a cache of keys.
+    """Stands for the engine: a small model with random weights that generates greedily, with a cache of keys.
 
     The order of sleep and wake is that of vLLM's engine, executor and worker.
     """
