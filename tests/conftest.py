@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures and rules for all tests."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ pytest.register_assert_rewrite("contracts", "helpers")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What the user has calibrated prices no replay of the tests, and the tests leave nothing in the user's folders."""
+    """The user's calibration prices no replay of the tests, and the tests leave nothing in the user's folders."""
     home = TemporaryDirectory(prefix="allotment-tests-")
     config.add_cleanup(home.cleanup)
     os.environ["XDG_CONFIG_HOME"] = home.name
@@ -67,7 +67,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModuleType]:
-    """Gives a compiled module of the tests by its name; see helpers/extension.py."""
+    """Return a compiled module of the tests by its name; see helpers/extension.py."""
     from helpers.extension import build
 
     folder = tmp_path_factory.mktemp("extensions")

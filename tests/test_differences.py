@@ -1,4 +1,4 @@
-"""What docs/differences.md tells of ways that are PyTorch's own and surprise: they are so."""
+"""Tests docs/differences.md, the page on surprising behaviour of PyTorch that Allotment copies."""
 
 import threading
 from pathlib import Path
@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "differences.md").read_text()
 
 
 def idle_cache_while_routing(compat):
-    """An allocator with all memory idle in blocks that are too small, asked for more inside `with pool:`."""
+    """Return an allocator with all memory idle in blocks that are too small for a request inside `with pool:`."""
     allocator = allotment.Allocator("sim:100MiB", settings=f"compat:{compat}")
     for address in [allocator.malloc(30 * MIB) for _ in range(3)]:
         allocator.free(address)

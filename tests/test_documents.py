@@ -1,4 +1,4 @@
-"""What README and reference promise is so: their examples run, their lists are complete, their links lead somewhere."""
+"""Tests README and reference: their examples run, their lists are complete, their links lead somewhere."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ def section(text: str, title: str) -> str:
 
 
 def first_cells(text: str) -> list[str]:
-    """The names in code quotes that open the rows of a text's tables."""
+    """Return the quoted names that open the rows of a text's tables."""
     return re.findall(r"^\| `([^`]*)`", text, re.MULTILINE)
 
 
@@ -38,7 +38,7 @@ FRAMEWORKS = {"torch": "PyTorch", "cupy": "CuPy", "numba": "Numba", "cuda_core":
 
 
 def missing_for(block: Block) -> str | None:
-    """What a block needs that no machine of ours is sure to have."""
+    """Return what a block needs that our machines may not have."""
     for module, name in FRAMEWORKS.items():
         if re.search(rf'(?<![":\w]){module}\b', block.code):
             return f"needs {name} and a GPU"
@@ -55,7 +55,7 @@ EXAMPLES = [block for block in BLOCKS if block.language == "python"]
 
 
 def programs() -> dict[str, list[Block]]:
-    """What a reader pastes one after the other: a page's examples, or a section's of the README."""
+    """Return what a reader pastes in sequence: a page's examples, or those of a section of the README."""
     found: dict[str, list[Block]] = {}
     for block in EXAMPLES:
         if runs(block):
@@ -96,7 +96,7 @@ def test_a_block_that_is_python_says_so_and_is_run(block: Block) -> None:
         compile(block.source, str(block), "exec")
 
 
-# --- what is listed ---
+# --- lists ---
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -105,7 +105,7 @@ def test_no_page_for_users_names_an_internal_module(path: Path) -> None:
 
 
 def public_names(path: Path) -> Iterator[str]:
-    """`module.name` for each name that a public module lists in its `__all__`, without importing it."""
+    """Return `module.name` for each name in a public module's `__all__`, without importing it."""
     module = path.parent.name if path.name == "__init__.py" else path.stem
     for node in ast.parse(path.read_text()).body:
         if (
@@ -171,7 +171,7 @@ def test_links_lead_to_files_and_headings_that_are_there(path: Path) -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors that a code host gives to the headings of a page."""
+    """Return the anchors that a code host gives to the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -182,7 +182,7 @@ def test_the_site_lists_every_page() -> None:
     assert [name for name in names if f'"{name}"' not in site] == []
 
 
-# --- which versions ---
+# --- versions ---
 
 
 def test_the_versions_of_python_that_are_claimed_are_those_that_were_tried() -> None:

@@ -1,4 +1,4 @@
-"""Which Pythons import the package, which are refused and in which words, and that none gets its lock switched on."""
+"""Which Pythons import the package, which are refused with which message, and that none gets its lock switched on."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ without_the_lock = pytest.mark.skipif(not IS_FREE_THREADED, reason="this Python 
 
 
 def last_line(program: str, *, path: Path = SOURCE) -> str:
-    """Of the standard error of a program that fails."""
+    """Return the standard error of a program that fails."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

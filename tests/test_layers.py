@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "allotment"
 CORE = PACKAGE / "_core"
 SUFFIXES = {".py", ".pyx", ".pxd"}
-BELOW_THE_ENGINE = {"contract", "tools", "records"}  # what devices may know of the core
+BELOW_THE_ENGINE = {"contract", "tools", "records"}  # the parts of the core that devices may know
 THE_PACKAGE_ITSELF = {"__init__", "__main__"}
 
 LINE = re.compile(r"^\| (`\w+`(?: · `\w+`)*) \|", re.MULTILINE)
@@ -18,7 +18,7 @@ IMPORT = re.compile(
 
 
 def layers(readme: Path) -> list[list[str]]:
-    """The lines of a README's tables, which have the lowest first."""
+    """Return the lines of a README's tables, lowest layer first."""
     return [re.findall(r"\w+", line) for line in LINE.findall(readme.read_text())]
 
 
@@ -37,7 +37,7 @@ CORE_SOURCES = [path for path in SOURCES if path.is_relative_to(CORE) and path.s
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules of this package that a file imports, in Python or in C; of types alone too."""
+    """Return the modules of this package that a file imports, in Python or in C, even if only for types."""
     found = set()
     for origin, names, whole in IMPORT.findall(path.read_text()):
         inside = [name for name in re.findall(r"(\w+)(?: as \w+)?", names) if is_module(f"{origin}.{name}")]
@@ -55,7 +55,7 @@ def layer_of(module: str) -> str:
 
 
 def places_of_types_alone(path: Path) -> set[str]:
-    """What is imported under TYPE_CHECKING: names in annotations, which no running code follows."""
+    """Return what is imported under TYPE_CHECKING: names in annotations, which running code does not use."""
     blocks = re.findall(r"^if TYPE_CHECKING:\n((?:[ \t]+.*\n|\n)+)", path.read_text(), re.MULTILINE)
     return {found for block in blocks for found in re.findall(r"from (allotment[\w.]*) import", block)}
 
@@ -124,7 +124,7 @@ def test_a_device_knows_the_contract_and_the_tools_but_not_the_engine() -> None:
 
 
 def bases_drawn() -> dict[str, str]:
-    """Each class of the tree in base.pxd, and the one before it on its branch."""
+    """Return each class of the tree in base.pxd, with the one before it on its branch."""
     tree = (PACKAGE / "_allocators" / "base.pxd").read_text().split("\n\n")[1]
     drawn, before = {}, ""
     for line in tree.splitlines()[1:]:
@@ -166,7 +166,7 @@ def test_a_walk_passes_no_file_twice_and_goes_up_through_tables_alone(walk: str)
     files = [file for _, _, file in steps]
     assert all((PACKAGE / file).is_file() for file in files)
     assert len(set(files)) == len(files)
-    callers: list[tuple[int, str]] = []  # indent and file of those that are being walked through
+    callers: list[tuple[int, str]] = []  # indent and file of the open levels of the walk
     for indent, arrow, file in steps:
         while callers and callers[-1][0] >= len(indent):
             callers.pop()

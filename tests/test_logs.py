@@ -1,4 +1,4 @@
-"""What the log says, to whom it may concern, and that it says nothing unasked."""
+"""The log: its messages, their facts, and its silence without a handler."""
 
 import json
 import logging
@@ -154,7 +154,7 @@ def test_nothing_is_printed_unasked():
     assert (done.stdout, done.stderr) == ("", "")
 
 
-# --- what is needed ---
+# --- requirements ---
 
 
 def test_without_typer_the_command_says_what_to_install():

@@ -1,4 +1,4 @@
-"""What an error says: which object, what is wrong with it, what to do. One example for each kind of message."""
+"""Error messages name the object, what is wrong with it, and what to do. One example for each kind of message."""
 
 import importlib
 import pickle
@@ -16,7 +16,7 @@ SOURCE = Path(allotment.__file__).parent
 
 
 class Refusing(allotment.Backend):
-    """A device whose memory has gone wrong."""
+    """A device whose memory is broken."""
 
     def allocate(self, size: int, stream: int) -> int:
         raise OSError("the cable is loose")
@@ -200,7 +200,7 @@ def test_the_adapter_for_pytorch_says_what_to_install(monkeypatch):
 
 
 def test_no_message_says_that_something_is_no_something():
-    """ "x is no device" is not what anybody would look for."""
+    """Nobody searches for a sentence such as "x is no device"."""
     strange = re.compile(r"Error\(\s*f?[\"'][^\n]*\b(is|are|names|knows|opens) no\b(?! longer)")
     found = [
         f"{path.relative_to(SOURCE)}: {match[0]}"

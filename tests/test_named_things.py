@@ -1,7 +1,7 @@
 """File names and dotted names in prose (Markdown, comments, docstrings) name things that exist.
 
 A file name may be given from the root, from `src/allotment` or from the folder of the text itself; a shorter one has to
-fit exactly one file. Files and names of other projects are left out by two rules: a path whose first folder this
+fit exactly one file. Files and names of other projects are skipped by two rules: a path whose first folder this
 repository does not have, and a dotted name that starts with a module that this repository imports from elsewhere.
 """
 
@@ -38,7 +38,7 @@ DEFINED = re.compile(r"^([ \t]*)(?:ctypedef |cdef |packed )*(?:class|struct|cppc
 
 @cache
 def files() -> frozenset[str]:
-    """The paths of all files of the repository, with `/`; what was built or made by tools is not among them."""
+    """Return the paths of all files of the repository, with `/`, except for built and generated ones."""
     kept = [path for path in ROOT.iterdir() if path.is_file()]
     for folder in FOLDERS:
         kept += [path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
@@ -53,7 +53,7 @@ def texts() -> list[str]:
 
 
 def lines_of_prose(name: str) -> Iterator[tuple[int, str]]:
-    """The lines of a page outside of its blocks of code, or of the comments and docstrings of a source."""
+    """Return the lines of a page outside of its code blocks, or of the comments and docstrings of a source."""
     text = (ROOT / name).read_text()
     if name.endswith(".md"):
         found = BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text).split("\n")
@@ -67,14 +67,14 @@ def lines_of_prose(name: str) -> Iterator[tuple[int, str]]:
 
 @cache
 def code_of(name: str) -> str:
-    """A source without its comments and docstrings."""
+    """Return a source without its comments and docstrings."""
     pattern = PROSE[Path(name).suffix]
     return pattern.sub(lambda match: "" if match[1] or match[2] else match[0], (ROOT / name).read_text())
 
 
 @cache
 def code(below: str = "src/") -> str:
-    """The sources below a folder, without their comments and docstrings."""
+    """Return the sources below a folder, without their comments and docstrings."""
     named = sorted(name for name in files() if name.startswith(below) and Path(name).suffix in CYTHON | C - {".c"})
     return "\n".join(code_of(name) for name in named)
 
@@ -84,7 +84,7 @@ def code(below: str = "src/") -> str:
 
 @cache
 def by_end() -> dict[str, list[str]]:
-    """Files by every end of their paths."""
+    """Files by every suffix of their paths."""
     found = defaultdict(list)
     for name in files():
         parts = name.split("/")
@@ -117,7 +117,7 @@ def wrong_with_file(file: str, page: str) -> str | None:
 
 @cache
 def of_others() -> frozenset[str]:
-    """What is imported from elsewhere, also under another name (`import numpy as np`), or comes with Python."""
+    """Return what is imported from elsewhere, also under another name (`import numpy as np`), or comes with Python."""
     found = set(sys.stdlib_module_names) | set(dir(builtins))
     found |= set(re.findall(r"^\s*(?:c?import|from) (\w+)", code(""), re.MULTILINE))
     found |= set(re.findall(r"^\s*import (?!allotment)[\w.]+ as (\w+)", code(""), re.MULTILINE))
@@ -126,13 +126,13 @@ def of_others() -> frozenset[str]:
 
 @cache
 def own_modules() -> frozenset[str]:
-    """Names of modules and folders that no other project has: `_sharing`, not `torch`."""
+    """Return names of modules and folders that no other project has: `_sharing`, not `torch`."""
     return frozenset(Path(name).parts[2] for name in files() if name.startswith("src/allotment/_"))
 
 
 @cache
 def members() -> dict[str, set[str]]:
-    """What each class and structure of ours declares or defines, with its bases."""
+    """Return what each of our classes and structures declares or defines, with its bases."""
     declared: dict[str, set[str]] = defaultdict(set)
     bases: dict[str, set[str]] = defaultdict(set)
     text = code() + code("examples/")
@@ -154,7 +154,7 @@ def members() -> dict[str, set[str]]:
 
 @cache
 def any_member() -> frozenset[str]:
-    """What any class has, and what is defined at the top of any file."""
+    """Return the attributes of any class, and all names at the top of any file."""
     at_top = re.findall(r"^(?:(?:c?p?def|class|inline) )+(?:[\w*]+ )*(\w+)|^(\w+)\b.* = ", code(), re.MULTILINE)
     modules = {Path(name).stem for name in files() if name.startswith("src/")}
     return frozenset(modules.union(*members().values(), *at_top))
@@ -202,7 +202,7 @@ def wrong_with_name(name: str) -> str | None:
 
 
 def wrong_in(page: str) -> list[str]:
-    """What does not exist of what a text names."""
+    """Return the names in a text that do not exist."""
     found = []
     for number, line in lines_of_prose(page):
         line = READERS_OWN.sub("", line)

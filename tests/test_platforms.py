@@ -1,6 +1,5 @@
-"""Modules that are built everywhere use nothing that only Linux has: checked on Linux, without another machine.
-
-It says what could be compiled and imported elsewhere, not that it was.
+"""Modules that are built everywhere use nothing that only Linux has: checked on Linux, without another machine. It
+shows what could be compiled and imported elsewhere, not that it was.
 """
 
 import ast
@@ -42,7 +41,7 @@ GUARDED = {
     "sched.h",
     "unistd.h",
     "windows.h",
-}  # in C that asks for the compiler or system first
+}  # in C that checks for the compiler or system first
 
 
 def module_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the package shows: public names, and nothing else."""
+"""The package shows public names, and nothing else."""
 
 import ast
 import subprocess

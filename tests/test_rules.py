@@ -1,4 +1,4 @@
-"""The table of rules: what a version has, and who chooses one."""
+"""The table of rules: the rules of a version, and how a version is chosen."""
 
 from dataclasses import fields
 
@@ -40,7 +40,7 @@ def test_a_release_has_the_rules_of_the_newest_known_version_up_to_it(release, v
     assert rules.nearest_version(release) == version
 
 
-# --- who chooses ---
+# --- choosing a version ---
 
 
 def test_an_allocator_decides_as_the_newest_version_unless_its_settings_name_another():
@@ -110,7 +110,7 @@ def test_of_equal_free_segments_the_lowest_is_taken_or_the_oldest(version, chose
 
 
 def test_of_equal_pieces_the_first_made_is_taken_or_the_lowest():
-    """Freed and cut anew, the lower piece is the younger one."""
+    """Freed and split anew, the lower piece is the younger one."""
 
     def pieces(version):
         alloc = allotment.Allocator(SimulatedDevice(1 << 30), settings=f"compat:{version}")
@@ -118,10 +118,10 @@ def test_of_equal_pieces_the_first_made_is_taken_or_the_lowest():
         first, second, third, _ = (alloc.malloc(size) for _ in range(4))
         alloc.free(first)
         alloc.free(second)
-        low = alloc.malloc(size)  # the front of what both were: a block of its own
+        low = alloc.malloc(size)  # the front of the merged block: a separate block
         assert low == first
         alloc.free(third)
-        alloc.pools.malloc_at(size, third)  # whole, so it is the block that it was
+        alloc.pools.malloc_at(size, third)  # whole, so it is the earlier block
         alloc.free(low)
         alloc.pools.malloc_at(size, low)
         alloc.pools.malloc_at(size, second)

@@ -1,7 +1,7 @@
-"""A stub is a promise about a compiled module: what it names is there, and what is there it names.
+"""A stub describes a compiled module: it names exactly what the module defines.
 
-Stubs are made from the code (tools/stubs). That they are up to date is one test; that the code, once compiled, is as
-they say is the rest.
+Stubs are made from the code (tools/stubs). One test checks that they are up to date; the others, that the compiled code
+agrees with them.
 """
 
 import ast
@@ -33,7 +33,7 @@ STUBS = {name: path.with_suffix(".pyi") for name, path in COMPILED.items() if pa
 
 @cache
 def modules() -> dict[str, ModuleType]:
-    """The compiled modules by name: on Linux all, except those that need a C++ compiler where there was none."""
+    """Return the compiled modules by name: on Linux all, except those that need a missing C++ compiler."""
     return {name: module for name in COMPILED if (module := imported(name))}
 
 
@@ -53,9 +53,8 @@ def is_public(name: str) -> bool:
 
 
 def public_names_of(module: ModuleType) -> set[str]:
-    """The functions and classes that a module defines for Python.
-
-    A class with nothing public in it is a record of the compiled code; Python sees its type by accident.
+    """Return the functions and classes that a module defines for Python. A class without public members is a record of
+    the compiled code, whose type Python sees by accident.
     """
     own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     return {
@@ -70,7 +69,7 @@ def public_members(cls: type) -> set[str]:
 
 
 def defined_names(body: list[ast.stmt]) -> dict[str, ast.stmt]:
-    """What a stub's module or class defines; a property's setter counts with the property."""
+    """Return what a stub's module or class defines; a property's setter counts with the property."""
     names: dict[str, ast.stmt] = {}
     for statement in body:
         match statement:
@@ -87,7 +86,7 @@ def stub_of(name: str) -> dict[str, ast.stmt]:
 
 
 def classes() -> Iterator[tuple[str, type, ast.ClassDef]]:
-    """Every class of the stubs: dotted name, real class, and what the stub says."""
+    """Return every class of the stubs: dotted name, real class, and its definition in the stub."""
     for module in STUBS.keys() & modules().keys():
         for name, statement in stub_of(module).items():
             if isinstance(statement, ast.ClassDef):
@@ -95,7 +94,7 @@ def classes() -> Iterator[tuple[str, type, ast.ClassDef]]:
 
 
 def functions() -> Iterator[tuple[str, object, Function]]:
-    """Every function and method of the stubs: dotted name, real function, and what the stub says."""
+    """Return every function and method of the stubs: dotted name, real function, and its definition in the stub."""
     for module in STUBS.keys() & modules().keys():
         for name, statement in stub_of(module).items():
             if isinstance(statement, Function):
@@ -113,7 +112,7 @@ def is_method(statement: ast.stmt) -> bool:
 
 
 def described_parameters(stub: Function) -> list[tuple[str, str]]:
-    """(name, marked by its kind, and default) of each parameter, as a stub writes them."""
+    """Return (name, marked by its kind, and default) of each parameter, as a stub writes them."""
     arguments = stub.args
     positional = [f"{argument.arg}/" for argument in arguments.posonlyargs]
     positional += [argument.arg for argument in arguments.args]
@@ -166,7 +165,7 @@ def test_a_class_in_a_stub_has_the_members_of_the_real_one() -> None:
     for name, cls, statement in classes():
         stub = defined_names(statement.body)
         assert public_members(cls) <= set(stub), name
-        if issubclass(cls, Exception):  # written in Python: its attributes are made in __init__, out of sight here
+        if issubclass(cls, Exception):  # in Python: attributes are made in __init__, which the stub lacks
             stub = {member: node for member, node in stub.items() if isinstance(node, Function)}
         assert set(stub) <= set(dir(cls)), name
 
@@ -186,7 +185,7 @@ def test_a_class_shows_the_signature_that_its_stub_has() -> None:
 def assert_equal_parameters(name: str, promised: list[tuple[str, str]], real: object) -> None:
     taken = real_parameters(real)
     if isinstance(real, MethodDescriptorType) and not promised[0][0].endswith("/"):
-        promised[0] = (promised[0][0] + "/", "")  # a plain method of a compiled class takes `self` by position alone
+        promised[0] = (promised[0][0] + "/", "")  # a plain method of a compiled class takes `self` only by position
     assert [parameter for parameter, _ in promised] == [parameter for parameter, _ in taken], name
     for (parameter, default), (_, real_default) in zip(promised, taken, strict=True):
         assert default == real_default or (default == "..." and real_default), f"{name}({parameter})"

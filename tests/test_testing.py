@@ -1,4 +1,4 @@
-"""`allotment.testing` in somebody else's tests."""
+"""`allotment.testing` in other projects' tests."""
 
 import re
 import subprocess
@@ -41,7 +41,7 @@ class TestAccelerator(BackendContract):
 
 
 def run_their_tests(folder, refuse):
-    """In a folder that knows nothing of ours, with a pytest that is strict about markers and warnings."""
+    """A folder that knows nothing of our project, with a pytest that is strict about markers and warnings."""
     (folder / "test_accelerator.py").write_text(THEIR_TESTS.replace("REFUSE", refuse))
     strict = ["-p", "no:cacheprovider", "--strict-markers", "--strict-config", "-W", "error", "-c", "/dev/null"]
     return subprocess.run(

@@ -20,7 +20,7 @@ PROGRAMS = {
 OPTIONS = ["--config-file", str(ROOT / "pyproject.toml")]
 # NumPy's stubs know the buffer protocol from Python 3.12 on.
 VERSIONS = ["3.11", "3.12"]
-# A part of a program takes names as given, and what it leaves out it writes as dots; frameworks need not be there.
+# A part of a program assumes earlier names, and writes omitted parts as dots; frameworks need not be installed.
 MODULES = ", ".join(f"allotment.{name}" for name in ("cuda_core", "cupy", "multiprocessing", "numba", "numpy", "torch"))
 GIVEN = f"import {MODULES}\nimport numpy as np\nfrom allotment import Backend\n"
 PARTS = [f"--disable-error-code={code}" for code in ("name-defined", "no-redef", "empty-body", "import-not-found")]

@@ -1,4 +1,4 @@
-"""A program as users write it, for type checkers: `make lint` runs mypy on it, in strict mode. It is not run."""
+"""A program as users write it, for type checkers: `make lint` runs mypy on it, in strict mode. It never runs."""
 
 from __future__ import annotations
 

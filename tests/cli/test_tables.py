@@ -1,4 +1,4 @@
-"""What commands print: in a narrow terminal and in a pipe no name and no setting is broken in two."""
+"""Output of commands: in a narrow terminal and in a pipe, no name and no setting is broken in two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A snapshot is untrusted: whatever the file holds, nothing runs, nothing crashes, and the cost stays small."""
+"""A snapshot is untrusted: whatever it contains, no code of it runs, nothing crashes, and the cost stays small."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_armed_pickles_would_run_in_python_and_never_run_here(tmp_path: Path) ->
     for name, data in armed:
         one_line_complaint(name, data)
         assert not marker.exists(), f"{name} ran"
-    # The same files without the reader: if they did nothing anyway, the above would prove nothing.
+    # The same files without the reader: if they did nothing anyway, the test above would prove nothing.
     for name, data in armed:
-        with contextlib.suppress(AttributeError, TypeError):  # what some do after they ran
+        with contextlib.suppress(AttributeError, TypeError):  # which some raise after they ran
             pickle.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
         assert marker.exists(), f"{name} is not armed"
         marker.unlink()

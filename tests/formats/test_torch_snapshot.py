@@ -1,4 +1,4 @@
-"""A snapshot's columns say what its dict form says, whoever wrote it and however it was packed."""
+"""A snapshot's columns agree with its dict form, whichever program wrote it and however it was packed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_plain_gzipped_path_bytes_and_file_are_all_read(tmp_path: Path) -> None:
 
 
 class Trickle(io.BytesIO):
-    """A file that gives a few bytes at a time, as a pipe may."""
+    """A file that returns a few bytes at a time, as a pipe may."""
 
     def read(self, size: int | None = -1) -> bytes:
         return super().read(1 + self.tell() % 3)

@@ -1,4 +1,4 @@
-"""Importing an adapter where its framework is not installed."""
+"""Imports an adapter whose framework is not installed."""
 
 import importlib
 import sys
@@ -11,7 +11,7 @@ import pytest
 
 @contextmanager
 def adapter_on(stand_ins: Mapping[str, ModuleType], name: str) -> Iterator[ModuleType]:
-    """The module `name`, imported anew, which finds the stand-ins in its framework's place."""
+    """Return the module `name`, imported anew, which finds the stand-ins instead of its framework."""
     with pytest.MonkeyPatch.context() as patch:
         for place, module in stand_ins.items():
             patch.setitem(sys.modules, place, module)

@@ -1,8 +1,8 @@
-"""Any sequence of calls, against a model that knows only who holds what.
+"""Any sequence of calls, against a model that knows only the holder of each block.
 
-The model never decides where a block goes. It knows which addresses are in use, which are still being read by
-other streams (by events of its own, recorded just before each free) and which pool must serve a request. From the
-trace it keeps a second set of books. After every step all of that must agree with what the allocator shows.
+The model never decides where a block goes. It knows which addresses are in use, which ones other streams still read (by
+its own events, recorded just before each free), and which pool must serve a request. It keeps a second set of records
+from the trace. After every step all of that must agree with what the allocator shows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REFUSABLE = (
 
 
 class OwnMemory:
-    """Where a pool with an allocator of its own gets its segments."""
+    """The source of segments for a pool with its own allocator."""
 
     def __init__(self) -> None:
         self.next_address = 1 << 50
@@ -79,14 +79,14 @@ class Block:
     size: int
     stream: int
     pool: PoolId | None
-    """None: it came straight from the device."""
+    """None: it came directly from the device."""
     uses: dict[int, bool] = field(default_factory=dict)
     """Other streams, and whether they were declared while requests were routed."""
 
 
 @dataclass
 class Reader:
-    """An address range that a stream may still read: not to be handed out before `event` has finished."""
+    """Addresses that a stream may still read, which must not be allocated before `event` has finished."""
 
     start: int
     end: int
@@ -103,7 +103,7 @@ class Route:
 
 @dataclass
 class Books:
-    """What the trace tells."""
+    """The state according to the trace."""
 
     live: dict[int, int] = field(default_factory=dict)
     waiting: int = 0
@@ -142,7 +142,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.readers: list[Reader] = []
         self.freed: list[tuple[int, int]] = []  # size and stream
         self.routes: list[Route] = []  # newest last
-        self.uses: dict[PoolId, int] = {}  # pools that somebody uses, and how many do
+        self.uses: dict[PoolId, int] = {}  # pools in use -> number of users
         self.lenders: set[PoolId] = set()
         self.whole: set[PoolId] = set()  # pools that hand out whole segments
         self.captures: dict[int, tuple[int, PoolId]] = {}  # id -> the stream it began on, its pool
@@ -154,7 +154,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def note(self, *entry: Any) -> None:
         try:
             self.books.note(*entry)
-        except AssertionError as error:  # a tracker's exceptions go nowhere
+        except AssertionError as error:  # a tracker's exceptions reach no caller
             self.broken.append(error)
 
     # --- requests ---
@@ -170,7 +170,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.freed)
     @rule(data=st.data())
     def malloc_again(self, data: st.DataObject) -> None:
-        """As a block that was freed before: its memory fits, once no stream reads it any more."""
+        """As a block freed earlier: its memory fits, once no stream reads it any more."""
         self.malloc(*data.draw(st.sampled_from(self.freed[-8:])))
 
     @rule(sizes=st.lists(SMALL | LARGE | BOUNDARY, min_size=2, max_size=6), stream=STREAM)
@@ -271,7 +271,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.freed.append((block.size, block.stream))
 
     def readers_of(self, block: Block) -> list[Reader]:
-        """Uses that the free has to wait for: those a capture has not ordered."""
+        """Return the uses that the free has to wait for: those that no capture has ordered."""
         if block.pool is None or (self.routes and self.alloc.settings.graph_capture_record_stream_reuse):
             return []
         waited = [stream for stream, routed in block.uses.items() if not (self.routes and routed)]
@@ -285,7 +285,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.blocks)
     @rule(data=st.data(), stream=STREAM, busy=st.booleans(), freed=st.booleans())
     def read_on(self, data: st.DataObject, stream: int, busy: bool, freed: bool) -> None:
-        """A block is read by another stream, and perhaps freed while that goes on."""
+        """Another stream reads a block, which may be freed meanwhile."""
         block = self.choose(data)
         if busy:
             self.device.launch(stream)
@@ -304,7 +304,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert self.refusing or self.captures
             self.unreleased = True
         else:
-            # While requests are routed, nothing of the default pools is touched, nor what they owe.
+            # While requests are routed, neither the default pools nor their deferred frees are processed.
             self.unreleased = self.unreleased and (self.refusing or bool(self.routes))
 
     # --- the device ---
@@ -445,7 +445,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.alloc.pools.end_allocate_to_pool(pool)
         self.routes = [route for route in self.routes if route.capture != capture]
 
-    # --- what must hold ---
+    # --- invariants ---
 
     @invariant()
     def everything_agrees(self) -> None:
@@ -508,7 +508,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.alloc.empty_cache()
         check(self.alloc)
         stats = self.alloc.stats()
-        oversize = {"oversize_allocations.current", "oversize_segments.current"}  # counted by the limit of the moment
+        oversize = {"oversize_allocations.current", "oversize_segments.current"}  # counted by the current limit
         assert [k for k, n in stats.items() if k.endswith(".current") and n != 0 and k not in oversize] == []
         assert self.device.used == 0
         assert self.own.segments == {}

@@ -1,4 +1,4 @@
-"""Modules of an adapter without the framework that it adapts to."""
+"""Modules of an adapter without the framework."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ import allotment
 
 
 def import_bare(name):
-    """A module such as allotment.torch._hooks, without running its package, which would want the framework."""
+    """Return a module such as allotment.torch._hooks without importing its package, which would need the framework."""
     package, _, _ = name.rpartition(".")
     bare = ModuleType(package)
     bare.__path__ = [str(Path(allotment.__file__).parent.joinpath(*package.split(".")[1:]))]

@@ -1,4 +1,4 @@
-"""A real browser without a head, driven over the WebDriver protocol with nothing but the standard library."""
+"""A real headless browser, driven over the WebDriver protocol with only the standard library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPENER = build_opener(ProxyHandler({}))
 
 
 def missing() -> str | None:
-    """Which program a driven browser lacks here; None for none."""
+    """Return which program is missing here to drive a browser; None if none is."""
     return next((name for name in ("chromium", "chromedriver") if shutil.which(name) is None), None)
 
 
@@ -78,11 +78,11 @@ class Browser:
         self._ask("/url", {"url": address})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What a script returns; it may be a promise."""
+        """Return the result of a script, which may be a promise."""
         return self._ask("/execute/sync", {"script": script, "args": list(arguments)})
 
     def wait_for(self, expression: str) -> Any:
-        """Until an expression of the page is true."""
+        """Wait until an expression of the page is true."""
         give_up = time.monotonic() + PATIENCE
         while not (found := self.run(f"return {expression}")):
             assert time.monotonic() < give_up, f"never true in the page: {expression}"
@@ -111,7 +111,7 @@ class Browser:
     def key(self, name: str, *, text: str = "") -> None:
         text = text or (name if len(name) == 1 else "\r" if name == "Enter" else "")
         code: dict[str, Any] = {"text": text} if text else {}
-        if name in CODES:  # without it, the browser does nothing by itself with such a key
+        if name in CODES:  # without it, the browser does nothing by itself for such a key
             code["windowsVirtualKeyCode"] = CODES[name]
         self.devtools("Input.dispatchKeyEvent", type="keyDown", key=name, **code)
         self.devtools("Input.dispatchKeyEvent", type="keyUp", key=name)
@@ -123,12 +123,12 @@ class Browser:
         path.write_bytes(base64.b64decode(self._ask("/screenshot", None, "GET")))
 
     def requests(self) -> list[str]:
-        """Addresses of all requests since the last call."""
+        """Return the addresses of all requests since the last call."""
         messages = [json.loads(line["message"])["message"] for line in self._ask("/se/log", {"type": "performance"})]
         return [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
 
     def page_mib(self) -> int:
-        """Memory of the process that shows the page."""
+        """Return the memory of the process that shows the page."""
         parents = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

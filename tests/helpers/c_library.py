@@ -1,4 +1,4 @@
-"""Libraries in C that tests load or preload, compiled where there is a compiler."""
+"""Compiles libraries in C that tests load or preload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def compiled(library: Path, *arguments: str | Path) -> Path:
-    """The library, made of the sources and options given. Without a compiler the test is skipped."""
+    """Return a library made of these sources with these options. Skips the test if no compiler exists."""
     compiler = shutil.which("cc") or pytest.skip("no C compiler on this machine")
     subprocess.run([compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", library, *arguments], check=True)
     return library

@@ -1,4 +1,4 @@
-"""Programs run in a process of their own, so that a crash or a hang is a failed test and not the end of all."""
+"""Runs programs in a separate process, so that a crash or a hang fails one test and does not end all of them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import subprocess
 import sys
 import textwrap
 
-# Newer Pythons warn of a fork beside threads, which is what some of these programs are about.
+# Newer Pythons warn of a fork beside threads, which some of these programs test.
 FORKS_BESIDE_THREADS = "ignore:This process (pid:DeprecationWarning"
 PATIENCE = 600
-"""Seconds after which a program or a child that waits for ever is ended, and so fails.
-
-Seconds of the clock, in which a process of little priority on a busy machine may get hardly any of a processor: under
-a sanitizer, a program that needs one second has taken more than sixty.
+"""Seconds after which a program or a child that hangs is killed, which fails the test. This is wall-clock time, in
+which a low-priority process on a busy machine may get little of a processor: under a sanitizer, a program that needs
+one second has taken more than sixty.
 """
 
 
 def output_of(program: str, *, seconds: float = PATIENCE) -> str:
-    """What a program prints. Fails if it crashes, raises, writes to standard error or takes too long."""
+    """Return what a program prints. Fails if it crashes, raises, writes to standard error or takes too long."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A device without memory that the adapters take for a GPU, and its pinned memory."""
+"""A device without memory that adapters accept as a GPU, and its pinned memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from helpers.queue_device import Queue, QueueDevice
 
 
 class CudaLikeDevice(QueueDevice):
-    """`pinned` is the pinned memory it has given and not got back: size by address."""
+    """`pinned` is the allocated pinned memory: size by address."""
 
     def __init__(self, capacity: int = 1 << 30, index: int = 0, pinned_capacity: int = 1 << 30) -> None:
         super().__init__(capacity)
@@ -38,7 +38,7 @@ class CudaLikeDevice(QueueDevice):
 
 
 class AskedDevice(CudaLikeDevice):
-    """`asked` is of which streams it was asked whether they are being captured."""
+    """`asked` has the streams for which the device was asked whether they are being captured."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []

@@ -1,6 +1,6 @@
-"""How much of what repeats itself is run: all of it, or a sample, where a build is too slow for all of it.
+"""How many of the repetitions run: all of them, or a sample for a build that is too slow for all.
 
-ALLOTMENT_TESTS_THINNED=20 leaves one in twenty. Coverage does that: a traced line costs a hundred times its own time.
+ALLOTMENT_TESTS_THINNED=20 runs one in twenty. Coverage does that, because tracing makes a line a hundred times slower.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What every test of the engine starts from, and what must hold between any two steps of it."""
+"""The allocator that every test of the engine starts with, and the invariants between any two steps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from allotment._devices.simulated.device import SimulatedDevice
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 BUFFER = 2 * MIB
-"""A segment for small requests, and the page of a small expandable segment."""
+"""The size of a segment for small requests, and of the page of a small expandable segment."""
 SEGMENT = 20 * MIB
-"""A segment for requests up to 10 MiB, and the page of a large expandable segment."""
+"""The size of a segment for requests up to 10 MiB, and of the page of a large expandable segment."""
 
 
 def on_device(capacity: int = GIB, settings: str = "", **options: Any) -> Allocator:
-    """An allocator on a simulated device of its own, whatever the environment says."""
+    """Return an allocator on its own simulated device, whatever the environment says."""
     return Allocator(SimulatedDevice(capacity), settings=settings, **options)
 
 
 def check(alloc: Allocator) -> None:
-    """The engine's own rules hold, and its counters say what its segments show."""
+    """Check the engine's own invariants, and that its counters agree with its segments."""
     alloc.inspection.check_invariants()
     stats = alloc.stats()
     expected = counters_of(alloc.history.segments())
@@ -32,7 +32,7 @@ def check(alloc: Allocator) -> None:
 
 
 def counters_of(segments: list[dict[str, Any]]) -> dict[str, int]:
-    """The current counters, recomputed from the segments of a snapshot."""
+    """Return the current counters, recomputed from the segments of a snapshot."""
     counted: Counter[str] = Counter()
     for segment in segments:
         plain = not segment["is_expandable"]
@@ -62,22 +62,22 @@ def reserved(alloc: Allocator) -> int:
 
 
 def states(alloc: Allocator, pool: tuple[int, int] = (0, 0)) -> list[list[tuple[int, str]]]:
-    """Size and state of each block, segment by segment."""
+    """Return size and state of each block, segment by segment."""
     return [[(block["size"], block["state"]) for block in s["blocks"]] for s in alloc.history.segments(pool)]
 
 
 def segment_of(alloc: Allocator, address: int) -> dict[str, Any]:
-    """The segment that holds an address."""
+    """Return the segment that contains an address."""
     return next(s for s in alloc.history.segments() if s["address"] <= address < s["address"] + s["total_size"])
 
 
 def actions(alloc: Allocator) -> list[str]:
-    """What the history says, oldest first."""
+    """Return the history, oldest first."""
     return [entry["action"] for entry in alloc.snapshot()["device_traces"][-1]]
 
 
 def picture(alloc: Allocator) -> tuple[Any, ...]:
-    """All that can be seen of an allocator and its device: two equal ones, and nothing has happened between."""
+    """Return all visible state of an allocator and its device: if two are equal, nothing has happened in between."""
     device = alloc.device
     return (
         alloc.stats(),
@@ -93,7 +93,7 @@ def picture(alloc: Allocator) -> tuple[Any, ...]:
 
 @contextmanager
 def unchanged(alloc: Allocator) -> Iterator[None]:
-    """What runs inside leaves the allocator, and its device, as they were."""
+    """Check that the code inside leaves the allocator and its device unchanged."""
     before = picture(alloc)
     yield
     assert picture(alloc) == before
@@ -101,7 +101,7 @@ def unchanged(alloc: Allocator) -> Iterator[None]:
 
 
 def empties(alloc: Allocator) -> None:
-    """With nothing in use, everything goes back to the device."""
+    """Check that everything returns to the device when nothing is in use."""
     alloc.device.finish()
     alloc.empty_cache()
     check(alloc)

@@ -79,5 +79,5 @@ class Table(ctypes.Structure):
 
 
 def table_of(owner):
-    """The table of an allocator or a tenant."""
+    """Return the table of an allocator or a tenant."""
     return Table.from_address(entry_points_address(owner))

@@ -28,7 +28,7 @@ class Block:
 
     @property
     def code(self) -> str:
-        """The source without its comments."""
+        """Return the source without its comments."""
         return re.sub(r"(?m)(^|\s)# .*$", "", self.source)
 
 
@@ -43,7 +43,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def is_excerpt(block: Block) -> bool:
-    """Whether an example has it word for word; tests run that as a whole."""
+    """Whether an example contains it word for word; tests run that example as a whole."""
     return any(block.source in path.read_text() for path in EXAMPLES.glob("*.py"))
 
 
@@ -51,6 +51,6 @@ def load_example(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"examples.{name}", EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    sys.modules[spec.name] = module  # dataclasses look up their module by name
     spec.loader.exec_module(module)
     return module

@@ -1,5 +1,7 @@
-/* The C library's memory, refused when asked to: preloaded, it counts the requests of modules in one folder, which
- * FAILING_MEMORY_FOLDER names, and of nobody else, and refuses those that it was told to refuse. */
+/*
+ * The C library's memory, which fails on request. This library is preloaded. It counts the requests of modules in one
+ * folder, named by FAILING_MEMORY_FOLDER, and of no others, and refuses those that it was told to refuse.
+ */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
@@ -13,14 +15,14 @@ void* __libc_realloc(void*, size_t);
 static int is_on;
 static long seen, first, last;
 
-/* Requests are counted from 0 on; those from number `after` on are refused, `times` of them. */
+/* Requests are counted from 0 on; `times` of them are refused, from number `after` on. */
 void failing_memory_plan(long after, long times) {
     seen = 0;
     first = after;
     last = after + times;
 }
 
-/* Count and refuse, or let all pass; how many there were. */
+/* Start to count and refuse, or stop; returns how many requests were made. */
 long failing_memory_turn(int on) {
     is_on = on;
     return seen;

@@ -1,4 +1,4 @@
-"""A device written in Python of which any method may raise at any time."""
+"""A device written in Python whose methods may raise at any time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ def no_faults(number: int, method: str) -> None:
 
 
 def faulty(device_class: type[Backend]) -> type[Any]:
-    """The class with all of its device's methods asking `faults` first.
-
-    `device.faults(number, method)` gets the number of the call, counted in `device.calls`, and gives what it
-    raises, or None. Nothing has been changed by then, as the contract demands of a method that raises.
+    """Return the class with methods that call `faults` first. `device.faults(number, method)` gets the number of the
+    call, counted in `device.calls`, and returns the exception to raise, or None. Nothing has changed by then, as the
+    contract demands of a method that raises.
     """
     defined = [name for name in METHODS if getattr(device_class, name, None) is not getattr(Backend, name, None)]
     return type(f"Faulty{device_class.__name__}", (device_class,), {

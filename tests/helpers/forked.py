@@ -1,4 +1,4 @@
-"""Running something in a forked child."""
+"""Runs code in a forked child."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 
 def fork_past_python() -> int:
-    """As a library in C does it: Python's hooks are not called.
+    """Fork as a library in C does: Python's hooks are not called.
 
-    Python is not made for that: if another thread has asked for the interpreter, the child waits for ever to hand it
-    over. So who has asked gets it first, and at the moment of the fork none asks.
+    Python does not support that: if another thread waits for the interpreter lock, the child waits for ever to pass the
+    lock on. So all waiting threads get the lock first, and no thread waits for it at the moment of the fork.
     """
     fork = ctypes.PyDLL(None).fork
     interval = sys.getswitchinterval()
@@ -28,7 +28,7 @@ def fork_past_python() -> int:
 
 
 def goes_well_in_child(action: Callable[[], object], fork: Callable[[], int] = os.fork) -> bool:
-    """Whether a forked child can do `action` without an exception; its traceback goes to standard error."""
+    """Return whether a forked child can do `action` without an exception; its traceback goes to standard error."""
     child = fork()
     if child == 0:
         try:

@@ -66,7 +66,7 @@ class FrameworkInterface(ctypes.Structure):
 
 
 def interface_over_simulated_devices():
-    """The framework interface, and the allocators bound to the devices, by index."""
+    """Return the framework interface, and the allocators bound to the devices, by index."""
     interface = import_bare("allotment.torch._deep.interface")
     bound_devices = import_bare("allotment.torch._deep.bound_devices")
     allocators = {}

@@ -1,4 +1,4 @@
-"""Random requests to an allocator on a GPU, with work on streams that would show a block handed out too early."""
+"""Random requests to an allocator on a GPU, with work on streams that reveals a block allocated too early."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class GpuWorkload:
     """The same requests for the same seed.
 
     Blocks belong to the default stream or to a stream of their own; both are always free to run. A third, the
-    side stream, may be held. A use of a block there writes the block's own mark, so it does no harm as long as the
-    block is not somebody else's by the time it is done.
+    side stream, may be held. A use of a block there writes the block's own mark, so it does no harm unless the block
+    has another owner by then.
     """
 
     def __init__(self, device: Any, allocator: Allocator, seed: int) -> None:
@@ -52,7 +52,7 @@ class GpuWorkload:
             self.allocator.inspection.check_invariants()
 
     def wind_up(self) -> None:
-        """Check and give back everything; only for a device that works."""
+        """Check and free everything; only for a device that works."""
         self._release()
         while self._blocks:
             self._free()
@@ -94,7 +94,7 @@ class GpuWorkload:
             self._device.synchronize(self._side)
 
     def _empty_cache(self) -> None:
-        self._release()  # it waits for the side stream
+        self._release()  # which waits for the side stream
         self.allocator.empty_cache()
 
     def _mark(self, address: int, stream: int) -> None:

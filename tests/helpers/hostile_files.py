@@ -1,4 +1,4 @@
-"""Files made to hurt their reader, each with a name. Run as a program, this reads them all and reports its own cost."""
+"""Files that attack their reader, each with a name. Run as a program, this reads them all and reports its own cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def number(value: int) -> bytes:
 
 
 def snapshot_with(extra: bytes) -> bytes:
-    """A pickle of {"segments": [], "extra": ...}, the last part given as opcodes."""
+    """Return a pickle of {"segments": [], "extra": ...}; the last part is passed as opcodes."""
     return PROTO + b"}(" + text("segments") + b"]" + text("extra") + extra + b"u."
 
 
@@ -43,7 +43,7 @@ def snapshot_with(extra: bytes) -> bytes:
 
 
 class Armed:
-    """Pickles to a call of os.system."""
+    """Yield pickles that call os.system."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -53,7 +53,7 @@ class Armed:
 
 
 def armed_pickles(command: str) -> Files:
-    """All of these run `command` when Python's own pickle loads them."""
+    """Yield pickles that run `command` when Python's own pickle module loads them."""
     for protocol in range(6):
         armed = Armed(command)
         yield f"armed, protocol {protocol}", pickle.dumps(armed, protocol)
@@ -104,7 +104,7 @@ def armed_pickles(command: str) -> Files:
 
 
 def object_makers() -> Files:
-    """Opcodes that build objects, without any payload."""
+    """Yield opcodes that build objects, without any payload."""
     for name, opcodes in {
         "NEWOBJ": b"cbuiltins\nint\n)\x81",
         "NEWOBJ_EX": b"cbuiltins\nint\n)}\x92",
@@ -265,7 +265,7 @@ def not_snapshots() -> Files:
         yield f"pickle of {value!r}", pickle.dumps(value)
 
 
-# Files that are cut or changed.
+# Files that are truncated or changed.
 
 
 def truncated() -> Files:
@@ -369,7 +369,7 @@ def _record(snapshot: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def wrong_types() -> Files:
-    """Each field with each value that it must not have; with the ones that it may have, nothing is yielded."""
+    """Yield each field with each value that it must not have; fields with valid values are not yielded."""
     for kind, fields in FIELDS.items():
         for field, allowed in fields.items():
             for value in ANYTHING:
@@ -403,11 +403,11 @@ def missing_fields() -> Files:
             yield f"{kind} without {field}", pickle.dumps(snapshot)
 
 
-# Files that unpack to more than they should.
+# Files that unpack to more than the limits allow.
 
 
 def bomb(opcodes: bytes, head: bytes = b"") -> bytes:
-    """A gzip file of a megabyte or so that unpacks to `opcodes`, for a gigabyte."""
+    """Return a gzip file of about a megabyte that unpacks to `opcodes`, for a gigabyte."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     beginning = packer.compress(PROTO + head) + packer.flush(zlib.Z_FULL_FLUSH)
     # After a full flush the next piece does not refer back, so that one packed piece can be repeated.
@@ -461,7 +461,7 @@ def broken_gzip() -> Files:
 
 
 def flipped(count: int, seed: int) -> Files:
-    """A small snapshot with one to four bytes changed; some of them are still snapshots."""
+    """Return a small snapshot with one to four bytes changed; some of them are still snapshots."""
     chance = random.Random(seed)
     originals = [pickle.dumps(small_snapshot(), protocol) for protocol in PICKLE_PROTOCOLS]
     originals.append(gzip.compress(originals[-1], mtime=0))
@@ -493,7 +493,7 @@ def hostile_files(command: str) -> Files:
 
 
 def complaint_about(data: bytes) -> str | None:
-    """The FormatError's message, None if the file was read; any other exception passes."""
+    """Return the FormatError's message, None if the file was read; any other exception propagates."""
     try:
         read_snapshot(data)
     except FormatError as error:
@@ -502,8 +502,10 @@ def complaint_about(data: bytes) -> str | None:
 
 
 def peak_mib() -> float:
-    """The most memory this program has had. Not `resource`'s figure where there is another: that one begins with
-    what the parent process had when it started us."""
+    """Return the peak memory of this program.
+
+    Prefers another figure to that of `resource`, which starts with the memory of the parent process at our start.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         return int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
@@ -513,7 +515,7 @@ def peak_mib() -> float:
 
 
 def main(folder: str) -> None:
-    """Read every file of a folder and tell how many there were, which were accepted, and the most memory it took."""
+    """Read every file of a folder; report how many there were, which were accepted, and the peak memory."""
     before = worst = peak_mib()
     report: dict[str, Any] = {"files": 0, "accepted": [], "culprit": ""}
     for path in sorted(Path(folder).iterdir()):

@@ -1,4 +1,4 @@
-"""Ctrl-C while Python code runs: a trace function raises at the n-th place where Python looks for signals."""
+"""Ctrl-C while Python code runs: a trace function raises at the n-th place where Python checks for signals."""
 
 import _weakrefset
 import dis
@@ -10,31 +10,31 @@ import threading
 import weakref
 from pathlib import Path
 
-# The interpreter may be interrupted between `with` and the methods that it calls; nobody can help that.
+# The interpreter may be interrupted between `with` and the methods that it calls; no code can prevent that.
 OF_WITH = {"__enter__", "__exit__"}
-# Python looks for signals when a function begins, after a call, and when a loop begins again.
+# Python checks for signals when a function begins, after a call, and at the start of each iteration of a loop.
 NOTICES_SIGNALS = ("CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
-# A thread that is interrupted while it starts is a test of its own; what is raised in callbacks of weak references and
-# of collections reaches nobody.
+# Another test interrupts threads while they start. Exceptions in callbacks of weak references and of collections reach
+# no caller.
 FILES_LEFT_OUT = {threading.__file__, weakref.__file__, _weakrefset.__file__}
 TESTS = str(Path(__file__).parents[1])
 
 
 def handler_at(code, offset):
-    """Return where the interpreter goes on if the instruction at this offset raises; None if that leaves the frame."""
+    """Return where the interpreter continues if this instruction raises; None if that leaves the frame."""
     entries = dis._parse_exception_table(code)
     return next((entry.target for entry in entries if entry.start <= offset < entry.end), None)
 
 
 def is_in_finalizer(frame):
-    """What is raised there reaches nobody."""
+    """Whether an exception raised there reaches no caller."""
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
 
 
 def interrupted_at(number, operation):
-    """Whether the operation reached this boundary, counted from 0, and was interrupted there; how many it reached."""
+    """Whether the operation was interrupted at this boundary, counted from 0; and how many it reached."""
     seen = 0
     done = False
     left_out = FILES_LEFT_OUT | {each.__code__.co_filename for each in gc.callbacks if hasattr(each, "__code__")}
@@ -81,9 +81,9 @@ def interrupted_at(number, operation):
 
 
 def sweep(operation, check, most=2000, drawn=None):
-    """Interrupt the operation at each boundary in turn, or at `drawn` of them; return how many there are.
+    """Interrupt the operation at each boundary in turn, or at `drawn` of them; return how many exist.
 
-    `check` tries it again, and brings all back to the start.
+    `check` repeats the operation, and restores the initial state.
     """
     if drawn is not None:
         _, count = interrupted_at(most, operation)

@@ -1,7 +1,7 @@
 """Programs that need much memory for a known reason, as streams of requests with the stacks that PyTorch would record.
 
-Each runs on an allocator of ours on a simulated device. The snapshot gets the stacks that the requests were given here,
-in the order in which they were made.
+Each runs on an allocator of ours on a simulated device. The snapshot gets the stacks that these programs give to their
+requests, in order.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Program:
         self._of_address: dict[int, Stack] = {}
 
     def ask(self, size: int, stack: Stack, stream: Stream | None = None) -> int:
-        """A block. Raises OutOfMemoryError."""
+        """Allocate a block. Raises OutOfMemoryError."""
         self._stacks.append(stack)
         block = self.allocator.malloc(size) if stream is None else self.allocator.malloc(size, stream)
         self._of_address[int(block)] = stack
@@ -82,12 +82,12 @@ class Program:
             self.allocator.free(block)
 
     def forget_stacks(self) -> None:
-        """As if none had been recorded."""
+        """As if no stacks had been recorded."""
         self._stacks = [NO_STACK] * len(self._stacks)
         self._of_address.clear()
 
     def snapshot(self) -> dict[str, Any]:
-        """A snapshot in PyTorch's form, with the stacks."""
+        """Return a snapshot in PyTorch's form, with the stacks."""
         found = self.allocator.snapshot()
         stacks = iter(self._stacks)
         known: dict[Stack, list[dict[str, Any]]] = {}
@@ -110,7 +110,7 @@ class Program:
 
 @dataclass
 class Training:
-    """A training loop over a model of a few layers, on a program; what it does besides is given with each step."""
+    """A training loop over a model of a few layers, on a program; each step gets the additional work."""
 
     program: Program
     layers: int = 4
@@ -125,7 +125,7 @@ class Training:
         self.weights += [self.program.ask(self.width, loading(line)) for _ in range(self.layers)]
 
     def forward(self, activation: int | None = None, calling: int = 52) -> list[int]:
-        """What the layers keep, and the loss behind it."""
+        """Allocate what the layers keep, and then the loss."""
         kept = []
         for layer in range(self.layers):
             hidden = self.program.ask(activation or self.activation, forward(30 + layer, calling))
@@ -136,7 +136,7 @@ class Training:
         return kept
 
     def backward(self, kept: Sequence[int], line: int = 56) -> list[int]:
-        """Gradients; what was kept is freed on the way."""
+        """Allocate gradients, and free what the layers kept."""
         start = self.program.ask(4, calling_backward(line))
         gradients = []
         for hidden in reversed(kept):
@@ -148,7 +148,7 @@ class Training:
         return gradients
 
     def optimize(self, gradients: Sequence[int], line: int = 57) -> None:
-        """A step of the optimizer, which makes its state in the first; gradients are freed."""
+        """Make a step of the optimizer, which creates its state in the first one; frees the gradients."""
         if not self.states:
             self.states += [
                 self.program.ask(self.width, optimizing(line, "_init_group")) for _ in range(2 * self.layers)
@@ -165,7 +165,7 @@ class Training:
 
 
 def leak_of_losses(capacity: str = "8GiB", *, ends: bool = False) -> Program:
-    """Losses of a validation are kept in a list, with the graphs behind them; until it does not fit any more.
+    """A list keeps the losses of a validation with their graphs, until memory runs out.
 
     `ends`: the program ends, and the list with it, before the history does.
     """
@@ -200,9 +200,9 @@ def leak_by_hook() -> Program:
 
 
 def kept_by_closure(is_late: bool = False) -> Program:
-    """A function of each step keeps its largest activation until the one of the next step replaces it.
+    """A closure in each step keeps its largest activation until the next step replaces it.
 
-    `is_late`: which is at the end of that step.
+    `is_late`: it is replaced at the end of that step.
     """
     program = Program()
     training = Training(program)
@@ -223,7 +223,7 @@ def kept_by_closure(is_late: bool = False) -> Program:
 
 
 def temporary_at_peak() -> Program:
-    """A copy of the logits in another type is there for a moment, when most is in use."""
+    """A copy of the logits in another type exists for a moment, when most memory is in use."""
     program = Program()
     training = Training(program)
     training.load()
@@ -237,7 +237,7 @@ def temporary_at_peak() -> Program:
 
 
 def varying_sizes() -> Program:
-    """Sequences of other lengths in each step; small results between them stay for a few steps."""
+    """Each step has sequences of other lengths; small results between them stay for a few steps."""
     program = Program()
     training = Training(program, activation=MIB)
     training.load()
@@ -257,7 +257,7 @@ def varying_sizes() -> Program:
 
 
 def record_stream_delay() -> Program:
-    """Batches are copied on a stream of their own; the computing stream is late, and their frees wait for it."""
+    """Batches are copied on a separate stream; the computing stream is late, and their frees wait for it."""
     program = Program()
     copying, computing = Stream(program.allocator), Stream(program.allocator)
     training = Training(program)
@@ -346,4 +346,4 @@ CAUSES: dict[str, tuple[Callable[[], Program], tuple[str, ...]]] = {
     "two_models": (two_models, ("twice", "train.py:20", "train.py:24")),
     "too_large_batch": (too_large_batch, ("batch of step 10", "4.0 times")),
 }
-"""By name: the program, and words that what is said first about it must have."""
+"""By name: the program, and words that the first finding about it must contain."""

@@ -1,9 +1,7 @@
-"""Lives of an allocator, to be lived undisturbed and on a device that fails.
-
-A life is a list of steps. It is lived once undisturbed to count its calls to the device; then once for each of these
-calls and each way of failing. Whatever a step does then, the engine's rules hold after it and its blocks are those
-that the steps before have left. When the device is well again everything goes back to it, and the same life can be
-lived once more as though nothing had been.
+"""Lives of an allocator: lists of steps, to be run undisturbed and on a device that fails. A life runs once undisturbed
+to count its calls to the device; then once for each of these calls and each way of failing. After every step the
+engine's invariants hold, and the blocks are those that the earlier steps have left. When the device works again,
+everything returns to it, and the same life can run once more as if nothing had failed.
 """
 
 from __future__ import annotations
@@ -417,7 +415,7 @@ LIVES: dict[str, list[tuple[Any, ...]]] = {
 
 
 class Life:
-    """One allocator, and what its steps have left in it."""
+    """One allocator, and the objects that its steps have left."""
 
     def __init__(self, placement: str = "torch") -> None:
         self.alloc = on_device(CAPACITY, f"placement:{placement}")
@@ -432,7 +430,7 @@ class Life:
         self.graph_ids = count(1)
 
     def live(self, name: str) -> list[str]:
-        """How each step ended."""
+        """The outcome of each step."""
         return [self.take(*step) for step in LIVES[name]]
 
     def take(self, step: str, *arguments: Any) -> str:
@@ -455,7 +453,7 @@ class Life:
     def act(self, step: str, *arguments: Any) -> None:
         getattr(self, step)(*arguments)
 
-    # --- steps; those whose subject a failure has kept from being do nothing ---
+    # --- steps; one whose object does not exist, because of a failure, does nothing ---
 
     def malloc(self, name: str, size: int, stream: int = 0) -> None:
         self.blocks[name] = address = self.alloc.malloc(size, stream)
@@ -580,7 +578,7 @@ class Life:
     # --- the end ---
 
     def end(self) -> None:
-        """The device is well again: all that was begun is ended, and everything goes back."""
+        """The device works again: end everything that was begun, and return all memory."""
         self.device.refuse_calls(times=0)
         for operation in self.device.calls:
             self.device.refuse(operation, times=0)
@@ -616,7 +614,7 @@ class Life:
 
 
 def undisturbed(name: str, placement: str = "torch") -> tuple[list[str], dict[str, int]]:
-    """How the steps of a life end when nothing fails, and how often they call which operation."""
+    """Return how the steps of a life end when nothing fails, and how often they call each operation."""
     life = Life(placement)
     before = life.device.calls
     outcomes = life.live(name)
@@ -626,7 +624,7 @@ def undisturbed(name: str, placement: str = "torch") -> tuple[list[str], dict[st
 
 
 def lived_twice(name: str, life: Life) -> list[str]:
-    """A life on a device that may fail, and the same one, whose outcomes these are, after it is well again."""
+    """Run a life on a device that may fail, and again, with these expected outcomes, once the device works."""
     life.live(name)
     life.end()
     outcomes = life.live(name)

@@ -1,11 +1,11 @@
-"""A second process that does what it is told, for what takes two.
+"""A second process that runs pieces of program, for tests that need two processes.
 
     with Peer() as peer:
         peer.run("buffer = open_shared(handle)", handle=handle)
         assert peer.run("result = bytes(buffer[:5])") == b"hello"
         peer.kill()
 
-What a piece of program raises there is raised here.
+An exception of a piece of program is raised here.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SECONDS = 60
 
 
 class Peer:
-    """A process with the names of `allotment` and those that earlier pieces of program have left."""
+    """A process with the names of `allotment` and those that earlier pieces of program have defined."""
 
     def __init__(self, *command: str, **environment: str) -> None:
-        """`command` goes before the interpreter's: it starts the process in a namespace of its own, for instance."""
+        """`command` precedes the interpreter's: for instance, it starts the process in a separate namespace."""
         path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
         self.process = subprocess.Popen(
             [*command, sys.executable, "-c", PROGRAM],
@@ -52,13 +52,13 @@ class Peer:
         return self.process.pid
 
     def begin(self, program: str, /, **names: Any) -> None:
-        """Have it begin; `finish` gets what it left as `result`."""
+        """Start a piece of program; `finish` returns its `result`."""
         assert self.process.stdin is not None
         pickle.dump((textwrap.dedent(program), names), self.process.stdin)
         self.process.stdin.flush()
 
     def can_finish(self, seconds: float) -> bool:
-        """Return whether it answers within some seconds."""
+        """Return whether it replies within some seconds."""
         return bool(select.select([self.process.stdout], [], [], seconds)[0])
 
     def finish(self) -> Any:
@@ -90,7 +90,7 @@ class Peer:
 
 
 def serve() -> None:
-    """What the second process does."""
+    """The program of the second process."""
     names: dict[str, Any] = {}
     exec("import ctypes, os, threading, allotment\nfrom allotment import *\nfrom helpers.peer import *", names)
     output = os.fdopen(os.dup(1), "wb")
@@ -113,7 +113,7 @@ def serve() -> None:
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = SECONDS) -> None:
-    """Fails if it takes longer."""
+    """Wait for a condition; fails if that takes too long."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, "it does not come true"
@@ -121,7 +121,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = SECONDS) -> None:
 
 
 def everything_is_closed() -> bool:
-    """Whether nothing of others is open here and nothing of ours is open elsewhere: threads do the closing."""
+    """Return whether no foreign block is open here and none of ours elsewhere: threads close them."""
     from allotment._sharing import importer, owner
 
     here = importer._importer
@@ -129,7 +129,7 @@ def everything_is_closed() -> bool:
 
 
 def descriptors() -> int:
-    """How many this process has open."""
+    """Return the number of open descriptors of this process."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
@@ -154,12 +154,12 @@ def give_back(taken: list[int]) -> None:
 
 
 def mappings() -> int:
-    """How many mappings of shared memory this process has."""
+    """Return the number of mappings of shared memory of this process."""
     return sum("memfd:allotment" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def address_space() -> int:
-    """Bytes of addresses that this process has taken, without the heap, which comes and goes."""
+    """Return the bytes of addresses of this process, without the heap, whose size varies."""
     total = 0
     for line in Path("/proc/self/maps").read_text().splitlines():
         extent, access, _, device, _, *name = line.split()

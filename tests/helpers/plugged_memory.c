@@ -1,4 +1,4 @@
-/* Functions for a pluggable allocator, with a diary of the last call of each kind. Safe on several threads. */
+/* Functions for a pluggable allocator, which record the last call of each kind. Safe on several threads. */
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ struct call last_alloc, last_free, last_init, last_reset, last_fraction, last_ba
     last_release;
 atomic_long allocs, frees, bytes_out, wrong_frees, resets;
 
-/* Each piece starts with what it was asked for with, so that its free can be compared. */
+/* Each piece starts with the arguments of its request, so that its free can be compared. */
 struct head {
     size_t size;
     const void *stream;

@@ -1,4 +1,4 @@
-"""Functions for a pluggable allocator that note their calls: in C, and in Python."""
+"""Functions for a pluggable allocator that record their calls: in C, and in Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Call(ctypes.Structure):
 
 
 class Library:
-    """The functions of plugged_memory.c, and its diary."""
+    """The functions of plugged_memory.c, and their records."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,13 +50,16 @@ def build(folder: Path) -> Library:
 
 
 class Memory:
-    """Python functions: addresses of nothing, and a diary. What `script` holds comes first: an address or an error."""
+    """Python functions with addresses that no memory has, and their records.
+
+    `script` has the next results: an address or an error.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.script: list[Any] = []
         self.next_address = 1 << 40
-        self.lock = threading.Lock()  # a plug is called by several threads at once
+        self.lock = threading.Lock()  # several threads call a plug at once
 
     def alloc(self, size: int, device: int, stream: int) -> Any:
         self.calls.append(("alloc", size, device, stream))

@@ -14,7 +14,7 @@ from helpers.c_library import compiled
 NAME = "libcuda.so.1"
 FAKE = Path(__file__).parent / "fake_libcuda.c"
 
-# What a program of a test begins with: a context, and the driver's functions by ctypes.
+# The beginning of each test program: a context, and the driver's functions by ctypes.
 BEGIN = """
 import ctypes, json, os, sys
 import allotment
@@ -57,7 +57,7 @@ def served():
     return {name: own.served for name, own in preloaded().libraries(0).items() if own.served}
 """
 
-# The same without us.
+# The same without our package.
 OPEN = """
 import ctypes
 cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -73,12 +73,12 @@ def allocate(size):
 
 
 def build_driver(folder: Path, *options: str) -> Path:
-    """The folder with the driver in it."""
+    """Return the folder with the driver."""
     return compiled(folder / NAME, "-pthread", f"-Wl,-soname,{NAME}", *options, FAKE).parent
 
 
 def run(driver: Path | None, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Python with these arguments and this driver."""
+    """Run Python with these arguments and this driver."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     if driver is not None:
         environment["LD_LIBRARY_PATH"] = str(driver)
@@ -88,7 +88,7 @@ def run(driver: Path | None, *arguments: str | Path, **variables: str) -> subpro
 
 
 def run_beside(part: str, folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Run a C program that includes a part of the library, to call what no other part sees."""
+    """Run a C program that includes a part of the library, to call functions that are static there."""
     source = Path(preload.__file__).parent / "library"
     (folder / "main.c").write_text(program)
     others = [other for other in source.glob("*.c") if other.name != part]
@@ -100,7 +100,7 @@ def run_beside(part: str, folder: Path, program: str) -> subprocess.CompletedPro
 
 
 def output_of(driver: Path, folder: Path, program: str, *options: str, **variables: str) -> list[str]:
-    """The lines that a program prints under `python -m allotment.preload`; it must end well and say nothing else."""
+    """Return what a program prints under `python -m allotment.preload`; it must exit with 0 and write nothing else."""
     script = folder / "program.py"
     script.write_text(BEGIN + textwrap.dedent(program))
     done = run(driver, "-m", "allotment.preload", *options, script, **variables)

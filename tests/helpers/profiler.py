@@ -1,4 +1,4 @@
-"""A profiler, as far as NVTX is concerned: programs run under a library that writes down what it hears."""
+"""Stands for a profiler that receives NVTX calls: programs run under a library that records them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.c_library import compiled
 
 
 def heard(program: str, folder: Path) -> list[str]:
-    """What a program, run in a process of its own, tells a profiler: a line for each call, as the library says."""
+    """Return what a program, run in a separate process, reports to a profiler: a line for each call."""
     pytest.importorskip("nvtx", reason="the package nvtx is not installed")
     listener = compiled(folder / "listener.so", Path(__file__).parent / "nvtx_listener.c")
     environment = {
@@ -28,7 +28,7 @@ def heard(program: str, folder: Path) -> list[str]:
 
 
 def ranges_of(lines: list[str]) -> set[str]:
-    """The names of all ranges, each of which must have ended."""
+    """Return the names of all ranges, each of which must have ended."""
     begun = [line.split()[1] for line in lines if line.startswith("push ")]
     assert len(begun) == lines.count("pop")
     return set(begun)

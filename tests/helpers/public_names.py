@@ -1,4 +1,4 @@
-"""All that the package shows to its users: functions, classes, and their methods and properties."""
+"""All public objects of the package: functions, classes, and their methods and properties."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MODULES = [
 @dataclass(frozen=True)
 class PublicName:
     name: str  # "allotment.Stream.wait"
-    value: Any  # a method is what its class holds, not bound
+    value: Any  # a method is the class's attribute, not bound
     owner: type | None = None
 
     @property
     def is_field(self) -> bool:
-        """A field of a record, which Python gives no docstring: the record's own describes it."""
+        """A field of a record, which has no docstring in Python: the record's own describes it."""
         return self.owner is not None and self.name.rpartition(".")[2] in field_names(self.owner)
 
     @property
@@ -45,7 +45,7 @@ class PublicName:
             doc = inspect.getdoc(self.owner) or ""
             return doc if f"`{self.name.rpartition('.')[2]}`" in doc else ""
         doc = getattr(self.value, "__doc__", None) or ""
-        return "" if doc == "None" else doc  # what Cython makes of none, for some methods
+        return "" if doc == "None" else doc  # Cython's placeholder for no docstring, for some methods
 
 
 def field_names(cls: type) -> set[str]:
@@ -55,7 +55,7 @@ def field_names(cls: type) -> set[str]:
 
 @contextmanager
 def public_modules() -> Iterator[list[ModuleType]]:
-    """The public modules; adapters over stand-ins of their frameworks."""
+    """Return the public modules; adapters are imported over stand-ins of their frameworks."""
     with ExitStack() as stack:
         modules = [importlib.import_module(name) for name in MODULES]
         modules.append(stack.enter_context(adapter_on(StubCupy().modules, "allotment.cupy")))
@@ -67,7 +67,7 @@ def public_modules() -> Iterator[list[ModuleType]]:
 
 
 def public_names(module: ModuleType) -> Iterator[PublicName]:
-    """What a module lists in `__all__`, and the members of its classes that we wrote."""
+    """Return the names in a module's `__all__`, and the members of its classes that we wrote."""
     for name in module.__all__:
         if name.startswith("_"):
             continue

@@ -1,8 +1,8 @@
 """A device written in Python that has streams, events and captures, and no memory.
 
-It is the smallest thing that shows the stream half of the contract, so that the trampolines of that half are
-tested by what they mean and not only by what they pass on. Addresses are numbers. Work is a place in a stream's
-queue and is done when the test says so, or when somebody waits for it.
+It is the smallest device with the stream half of the contract, so that tests check what the trampolines of that half
+mean, not only what they pass on. Addresses are numbers. Work is a place in a stream's queue; it is done when the test
+says so, or when a caller waits for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from allotment.errors import AddressError, StreamError
 
 @dataclass(eq=False)
 class Work:
-    """One entry of a stream: done once it is released and everything it comes after is done."""
+    """One entry of a stream: done once it was released and all entries before it are done."""
 
     after: list[Work]
     is_released: bool = True
@@ -67,19 +67,19 @@ class QueueDevice(Backend):
     # For tests.
 
     def hold(self, stream: int) -> Work:
-        """Work that is not done before it is released."""
+        """Submit work that is not done before it is released."""
         with self._lock:
             work = self._submit(self._stream(stream), [])
             work.is_released = False
             return work
 
     def last_work(self, stream: int) -> Work | None:
-        """What the stream does last of all that it was given."""
+        """Return the last work submitted to the stream."""
         with self._lock:
             return self._stream(stream).last
 
     def launch(self, stream: int) -> None:
-        """Work that is done at once, or a node of the capture that the stream is in."""
+        """Submit work that is done at once, or add a node to the stream's capture."""
         with self._lock:
             queue = self._stream(stream)
             if not queue.capture:

@@ -37,7 +37,7 @@ def recorded_program(
 
 
 def prefetching(layers: int = 60) -> Allocator:
-    """Gathers layer after layer on a stream of its own, as FSDP does; the computing stream is late with all of them."""
+    """Gather layer after layer on a separate stream, as FSDP does; the computing stream is late with all of them."""
     allocator = Allocator("sim:1GiB", settings="compat:2.11")
     allocator.record_history()
     gathering, computing = Stream(allocator), Stream(allocator)

@@ -1,7 +1,7 @@
-"""A device written in Python that hands every call on to another device's contract table.
+"""A device written in Python that forwards every call to another device's contract table.
 
-What a compiled backend cannot offer to a test, a Python one can: calls that are counted, and calls that fail.
-`faulty(RelayDevice)(device)` is a real device of which any call may be refused.
+So a test can count the calls of a compiled backend, and make them fail: `faulty(RelayDevice)(device)` is a real device
+that may refuse any call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from allotment.errors import AddressError
 
 
 class RelayDevice(Backend):
-    """The other device, but for captures and sharing. `held` is what it gave and has not got back, by kind."""
+    """The other device, except for captures and sharing.
+
+    `held` is memory that it provided and has not got back, by kind.
+    """
 
     def __init__(self, device: Device) -> None:
         super().__init__(name=f"relay to {device.name}")
@@ -101,7 +104,7 @@ class RelayDevice(Backend):
 
 
 class OrderedRelay(RelayDevice):
-    """With streams of its own and the other device's stream-ordered pool as well."""
+    """A relay with streams and the other device's stream-ordered pool as well."""
 
     def stream_create(self) -> int:
         return self._relay("stream_create")
@@ -129,7 +132,7 @@ class OrderedRelay(RelayDevice):
 
 
 def raise_as_backend(refused: StatusError) -> NoReturn:
-    """The error by which a device in Python says the same."""
+    """Return the error by which a device in Python reports the same."""
     words = f"{refused.operation}: {refused.text}"
     if refused.status == Status.OUT_OF_MEMORY:
         raise MemoryError(words) from refused

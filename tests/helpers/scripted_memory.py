@@ -1,19 +1,19 @@
-"""Host memory that is only numbers: it fails when told to, and remembers every call."""
+"""Host memory that is only numbers: it fails when told to, and records every call."""
 
 from itertools import count
 
 
 class ScriptedMemory:
     addresses = count(0x10_0000, 0x1000)
-    """No two memories give the same address: the allocation map of the process outlives a test."""
+    """No two memories return the same address: the allocation map of the process outlives a test."""
 
     def __init__(self):
         self.calls = []
         self.failures = []
-        """What the next calls of `allocate` raise; None stands for an answer of 0."""
+        """The exceptions of the next calls of `allocate`; None stands for a result of 0."""
         self.on_call = lambda: None
         self.reusable = []
-        """Addresses to give again before new ones."""
+        """Addresses to return again before new ones."""
 
     def allocate(self, size):
         self.calls.append(("allocate", size))

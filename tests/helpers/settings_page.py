@@ -1,4 +1,4 @@
-"""The list of keys in docs/settings.md, made from the table of settings. With --write it is put into the page."""
+"""Makes the list of keys in docs/settings.md from the table of settings; --write puts it into the page."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ HEADING = "## Keys\n"
 
 
 def list_of_keys() -> str:
-    """Everything in the page after the heading and the comment that says where it comes from."""
+    """Return the part of the page after the heading and the comment that names the source."""
     return "".join(section(setting, key) for setting, key in sorted(KEYS.items(), key=lambda item: item[1].names[0]))
 
 
@@ -52,7 +52,7 @@ def since(key: Key) -> str:
 
 
 def page() -> str:
-    """The whole page with the list as it should be."""
+    """Return the whole page with the current list."""
     text = PAGE.read_text()
     start = text.index("-->\n", text.index(HEADING)) + len("-->\n")
     return text[:start] + list_of_keys()

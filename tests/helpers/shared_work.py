@@ -1,4 +1,4 @@
-"""What worker processes do with a buffer that is sent to them."""
+"""Functions that worker processes call with a buffer that is sent to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from allotment import Buffer
 
 
 def fill(buffer: Buffer, value: int) -> int:
-    """Write all of it; how long it is."""
+    """Write all of it; return its length."""
     memoryview(buffer)[:] = bytes([value]) * len(buffer)
     return len(buffer)
 

@@ -2,9 +2,9 @@
 
     python starved_lives.py PLACEMENT LIFE...
 
-Each life is lived once to count what the engine asks the C library for; then once for each of these requests, which is
-refused: every other one with the two behind it. What a step then raises is a MemoryError or the engine's own; what it
-leaves is whole, as in lives.py. Prints how many requests each life has.
+Each life runs once to count the engine's requests to the C library; then once for each of these requests, which is
+refused, every second time together with the two that follow. A step may then raise MemoryError or one of the engine's
+errors, and the state stays consistent, as in lives.py. Prints the number of requests of each life.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of cuda.core that a memory resource meets, without a GPU."""
+"""The part of cuda.core that a memory resource uses, without a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Buffer:
 
 
 def modules() -> dict[str, ModuleType]:
-    """For sys.modules."""
+    """Return the modules for sys.modules."""
     core = ModuleType("cuda.core")
     core.__dict__.update(
         Buffer=Buffer,

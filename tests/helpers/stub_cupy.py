@@ -1,4 +1,4 @@
-"""The part of CuPy that an allocator meets, without a GPU: the same names, calling C functions in the same way.
+"""The part of CuPy that an allocator uses, without a GPU: the same names, calling C functions in the same way.
 
 CuPy's calls hold the interpreter lock, and raise what the function raised when it returns -1: so do those of
 `ctypes.PYFUNCTYPE`.
@@ -49,11 +49,11 @@ class StubCupy:
         self.modules = self._make_modules(self.capsule(b"intptr_t (int)"))
 
     def capsule(self, signature: bytes) -> Any:
-        """The function that tells the current stream, for C."""
+        """Return the current stream, for C."""
         self._signatures.append(signature)  # which a capsule does not copy
         return new_capsule(ctypes.cast(self._stream_of, ctypes.c_void_p), signature, None)
 
-    # What a user of CuPy does.
+    # Called by users of CuPy.
 
     def alloc(self, size: int) -> Any:
         return self.get_allocator()(size)
@@ -64,7 +64,7 @@ class StubCupy:
     def array(self, size: int) -> Any:
         return SimpleNamespace(data=self.alloc(size))
 
-    # What CuPy has.
+    # The state of CuPy.
 
     def get_allocator(self) -> Callable[[int], Any]:
         return self._in_thread or self._allocator

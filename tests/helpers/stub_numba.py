@@ -1,4 +1,4 @@
-"""The part of numba-cuda that a memory manager meets, without a GPU."""
+"""The part of numba-cuda that a memory manager uses, without a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MemoryPointer:
 
 
 class Deallocations:
-    """Of host memory, put off."""
+    """Deallocations of host memory that are delayed."""
 
     def __init__(self) -> None:
         self.memory_capacity = 0
@@ -65,7 +65,7 @@ class IpcHandle:
 
 
 class Context:
-    """Gets its manager when it is made, as Numba's does."""
+    """Gets its manager when it is created, as Numba's does."""
 
     def __init__(self, stub: StubNumba, index: int) -> None:
         self.device = SimpleNamespace(id=index, get_device_identity=lambda: {"gpu": index})

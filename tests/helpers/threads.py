@@ -1,10 +1,10 @@
-"""Code that has to run on another thread."""
+"""Runs code on another thread."""
 
 import threading
 
 
 def in_a_thread(function):
-    """What `function` returns, or the exception it raised."""
+    """Return what `function` returns, or the exception that it raised."""
     answers = []
 
     def run():

@@ -1,4 +1,4 @@
-"""The PyTorch that is installed, on a CUDA driver and runtime made of host memory."""
+"""The installed PyTorch, on a CUDA driver and runtime made of host memory."""
 
 import importlib.util
 import os
@@ -39,7 +39,7 @@ def build_driver(folder):
 
 
 def run_on(driver, *arguments, **settings):
-    """What a Python program prints that runs there; `settings` are environment variables."""
+    """Return what a Python program prints that runs there; `settings` are environment variables."""
     environment = os.environ | settings | {
         "LD_LIBRARY_PATH": str(driver), "LD_PRELOAD": str(driver / "libcuda.so.1"), "PYTHONPATH": SOURCE,
         "FAKE_CUDA_WITHOUT": "fabric,strictness",

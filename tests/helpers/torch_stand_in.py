@@ -1,7 +1,7 @@
-"""As much of PyTorch as the adapter's memory functions touch, for tests without it.
+"""The part of PyTorch that the adapter's memory functions use, for tests without PyTorch.
 
-A `torch._C` refuses what PyTorch refuses under a pluggable allocator; `torch.cuda.memory` is written in terms of it,
-as the original is. `adapter_on_stand_in` puts it all in place for one test.
+Its `torch._C` refuses what PyTorch refuses under a pluggable allocator; `torch.cuda.memory` is written on top of it, as
+in PyTorch. `adapter_on_stand_in` installs all of it for one test.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Device:
 
 
 class Graph:
-    """`torch.cuda.CUDAGraph`: tells the allocator of its capture as PyTorch 2.11 does, and in that order."""
+    """`torch.cuda.CUDAGraph`: tells the allocator of its capture in the order in which PyTorch 2.11 does."""
 
     world: World
 
@@ -115,7 +115,7 @@ class Switch:
 
 
 class World:
-    """What the stand-in knows of its GPUs."""
+    """The stand-in's facts about its GPUs."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -124,14 +124,14 @@ class World:
         self.with_context: set[int] = set()
         self.settings: list[str] = []
         self.complaint: Exception | None = None
-        """What PyTorch's own parser raises for the next settings."""
+        """The error that PyTorch's own parser raises for the next settings."""
         self.allocator: Any = None
-        """The one that graphs speak to."""
+        """The allocator that graphs call."""
         self.stream = 7
         self.capturing: set[int] = set()
         self.refuses_captures = self.spoilt = False
         self.searches = False
-        """Whether cuDNN looks for the fastest convolution."""
+        """Whether cuDNN searches for the fastest convolution."""
 
     def init(self) -> None:
         self.initialized = True
@@ -223,14 +223,14 @@ def stand_in(count: int = 2) -> tuple[World, dict[str, ModuleType]]:
 
 
 class PlugIn:
-    """PyTorch's plug-in object, which is given functions and never calls them."""
+    """PyTorch's plug-in object, which gets functions and never calls them."""
 
     def __getattr__(self, setter: str) -> Any:
         return lambda address: None
 
 
 def pretend() -> World:
-    """Be this process's PyTorch, one whose allocator can be replaced."""
+    """Become this process's PyTorch, whose allocator can be replaced."""
     world, modules = stand_in()
     c: Any = modules["torch._C"]
     c._cuda_customAllocator = lambda allocate, free: PlugIn()
@@ -244,17 +244,17 @@ ADAPTER = ("process_state", "replacements", "pool", "cudnn", "patching", "memory
 
 
 def adapter_on_stand_in(monkeypatch: Any) -> SimpleNamespace:
-    """The adapter's modules by name, imported anew over a stand-in with two GPUs, and our allocators of both."""
+    """Return the adapter's modules by name, imported anew over a stand-in with two GPUs, and our allocators of both."""
     world, modules = stand_in(2)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    package = ModuleType("allotment.torch")  # the package itself brings in more than is wanted here
+    package = ModuleType("allotment.torch")  # the package itself would import more than the test needs
     package.__path__ = [f"{allotment.__path__[0]}/torch"]
     monkeypatch.setitem(sys.modules, "allotment.torch", package)
     adapter = {}
     for name in ADAPTER:
         place = f"allotment.torch.{name if name == 'memory' else '_' + name}"
-        monkeypatch.setitem(sys.modules, place, package)  # so that it is as it was afterwards, there or not
+        monkeypatch.setitem(sys.modules, place, package)  # to restore the previous state, there or not
         del sys.modules[place]
         adapter[name] = importlib.import_module(place)
     allocators = [Allocator(SimulatedDevice(GIB, index), settings="") for index in range(2)]

@@ -1,9 +1,9 @@
-"""What others can hear of PyTorch's allocator, topic by topic: a program that tells it as JSON.
+"""What PyTorch's allocator reports to listeners, topic by topic: a program that prints it as JSON.
 
     python torch_topics.py native|deep LIBRARY
 
-LIBRARY is torch_listener.cc, compiled. The program does not know which allocator is in place after it has installed it.
-Addresses and times are told as far as they do not depend on chance.
+LIBRARY is torch_listener.cc, compiled. After the installation the program does not depend on the allocator. It prints
+only those addresses and times that do not depend on chance.
 """
 
 import ctypes
@@ -35,10 +35,8 @@ def empty(size):
 
 
 def heard_of(work, entries=True, gauges=False):
-    """Line by line, once what comes twice in a row.
-
-    A snapshot is an event on each device natively, also on those that nothing was allocated on, and said to be of
-    device 0 each time; ours are of the devices in use.
+    """Return the lines, each once if it is repeated. Natively a snapshot is an event on each device, even on an unused
+    one, and always names device 0; ours are of the devices in use.
     """
     ask("heard")
     listener.listener_hear(entries, gauges, -1)
@@ -62,7 +60,7 @@ def stop():
 
 
 def everything():
-    """Some of each action."""
+    """Cause some events of each action."""
     one, two = empty(3 * MIB), empty(500)
     stream = torch.cuda.Stream()
     two.record_stream(stream)
@@ -98,7 +96,7 @@ def trackers():
 
 
 def a_tracker_that_throws():
-    """Natively memory is lost by that, so it comes last."""
+    """Last, because natively it loses memory."""
     told = []
     for number, action in enumerate((0, 1, 3)):
         listener.listener_hear(0, 0, action)
@@ -254,9 +252,8 @@ def observers():
 
 
 def named(frames):
-    """What PyTorch shows of a stack, without the frames of the allocator and of gathering it.
-
-    Those that have no name there are functions inside a library, the allocator's among them.
+    """Return PyTorch's frames of a stack, without those of the allocator and of the gathering. Frames without a name
+    are functions inside a library, such as the allocator's.
     """
     frames = [frame for frame in frames if frame["name"] != "??"]
     own = ("CUDACachingAllocator::Native", "allotment::", "__pyx_", "torch::unwind", "CapturedTraceback", "gather")
@@ -361,7 +358,7 @@ def questions():
         for question in (torch._C._cuda_memoryStats, torch._C._cuda_resetPeakMemoryStats):
             try:
                 question(device)
-            except (RuntimeError, UnicodeDecodeError):  # PyTorch puts the number of the device as a byte into the text
+            except (RuntimeError, UnicodeDecodeError):  # PyTorch writes the device's number as a byte into the text
                 told.append("refused")
     return told
 
@@ -421,7 +418,7 @@ def caching_switched_off():
 
 
 def reserve_classes():
-    """How much address space segments of streams reserve, which shows in the distance to the next segment's."""
+    """Print how much address space segments of streams reserve, which the distance to the next segment shows."""
     settings = torch._C._accelerator_setAllocatorSettings
 
     def reserve(stream, name, fraction=0.0):

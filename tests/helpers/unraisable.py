@@ -1,4 +1,4 @@
-"""What is reported through `sys.unraisablehook`, because it cannot be raised."""
+"""Collects what is reported through `sys.unraisablehook`, because no caller could catch it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def reported() -> Iterator[list[tuple[Any, str]]]:
-    """(the object it was raised in, the exception's text) of each, as they come."""
+    """Return (the object it was raised in, the exception's text) of each, in order."""
     before, seen = sys.unraisablehook, []
 
     def hook(report: Any) -> None:

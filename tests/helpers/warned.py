@@ -1,4 +1,4 @@
-"""The one warning a test is about, among those that garbage of earlier tests may add whenever it is collected."""
+"""Finds the one warning that a test expects, among those that garbage of earlier tests may cause."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from warnings import WarningMessage
 
 
 def only_warning(caught: Iterable[WarningMessage]) -> WarningMessage:
-    """The only UserWarning of `caught`."""
+    """Return the only UserWarning of `caught`."""
     [warning] = (message for message in caught if message.category is UserWarning)
     return warning

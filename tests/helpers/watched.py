@@ -1,12 +1,12 @@
-"""Allocators under the sanitizer in place of all that a program makes, and accesses told without its help.
+"""Replaces all allocators that a program makes by watched ones, and reports accesses without the program's help.
 
     with watching() as seen:
         ...                         # `allotment.Allocator(...)` is watched here
     assert seen.reports == []
 
-What is allocated is used at once on its stream; a function that is submitted to a
-stream uses every block that one of its arguments points into, an address or an array. All of them are writes, but
-for what `memmove` and `string_at` read: so a program passes only if it orders whatever it does with two streams.
+An allocated block is used at once on its stream; a function that is submitted to a stream uses every block that one of
+its arguments, an address or an array, points into. All of these accesses are writes, except for what `memmove` and
+`string_at` read. So a program passes only if it orders all accesses of two streams.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOLD = ("allocated", "submitting", "_note")
 
 @dataclass
 class Seen:
-    """`allocators` that were made, `accesses` that were told, and `reports`, each with what was `running`."""
+    """`allocators` made, `accesses` reported, and `reports`, each with the test that was `running`."""
 
     allocators: int = 0
     accesses: int = 0
@@ -47,7 +47,7 @@ def _is_read(function: Any, place: int) -> bool:
 
 
 def _addresses(arguments: tuple[Any, ...]) -> Iterator[tuple[int, int]]:
-    """(place among the arguments, address) of what may point into a block."""
+    """Return (position, address) of those arguments that may point into a block."""
     for place, given in enumerate(arguments):
         if isinstance(given, np.ndarray) and given.size:
             yield place, given.__array_interface__["data"][0]
@@ -58,7 +58,7 @@ def _addresses(arguments: tuple[Any, ...]) -> Iterator[tuple[int, int]]:
 
 
 class _InPlaceOf(type):
-    """A class that makes watched allocators, and else is that of allocators."""
+    """Return a class that makes watched allocators, and otherwise behaves like the allocators' class."""
 
     def __call__(cls, *arguments: Any, **options: Any) -> Any:
         made = _PLAIN(*arguments, **{"sanitize": True, **options})
@@ -75,7 +75,7 @@ class _InPlaceOf(type):
 
 
 def _tell_of_owner(sanitizer: Sanitizer, address: int) -> None:
-    """The stream that a block is for uses it."""
+    """Report that the stream that a block is for uses it."""
     block = sanitizer._blocks.at(address)
     if hasattr(sanitizer, "seen") and block is not None and block.address == address and block.ended is None:
         sanitizer.seen.accesses += 1
@@ -83,21 +83,21 @@ def _tell_of_owner(sanitizer: Sanitizer, address: int) -> None:
 
 
 def _tell_of_caller(sanitizer: Sanitizer, address: int, *, writes: bool) -> None:
-    """The function that runs uses whatever block this is in."""
+    """Report that the running function uses the block that contains this address."""
     if hasattr(sanitizer, "seen") and sanitizer._blocks.at(address) is not None:
         sanitizer.seen.accesses += 1
         sanitizer.touched(address, None, writes=writes)
 
 
 def _is_made_up(report: Report) -> bool:
-    """Whether the host did not wait for its own array, which in truth no stream has used."""
+    """Whether the finding is only that the host did not wait for its own array, which no stream has really used."""
     told = {name for _, _, name in report.first.stack}
     return _tell_of_owner.__name__ in told and report.second.stream is None
 
 
 @contextmanager
 def watching(*, keeps_back: bool = True) -> Iterator[Seen]:
-    """Every `allotment.Allocator` that is made inside is watched, unless it says itself whether it should be.
+    """Watch every `allotment.Allocator` that is made inside, unless its arguments say whether to watch it.
 
     Without `keeps_back` there is no quarantine, so that memory is reused at once, as it is without a sanitizer.
     """

@@ -1,4 +1,4 @@
-"""Random requests to an allocator on a device of ours, and what must hold whatever the device does."""
+"""Random requests to an allocator on one of our devices, with invariants that hold whatever the device does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Workload:
     """The same requests for the same seed.
 
     After every step, whether it succeeded or not: the allocator's own rules hold; blocks in use overlap neither
-    each other nor blocks that a busy stream still uses; what was written is still there.
+    each other nor blocks that a busy stream still uses; written data is still there.
     """
 
     def __init__(self, device, settings: str, seed: int) -> None:
@@ -31,7 +31,7 @@ class Workload:
         self._held: list[Work] = []
         self._live: dict[int, int] = {}  # address -> size
         self._users: dict[int, set[int]] = {}  # address -> streams recorded for it
-        self._in_flight: list[tuple[int, int, list[Work]]] = []  # (address, size, who still uses it)
+        self._in_flight: list[tuple[int, int, list[Work]]] = []  # (address, size, streams that still use it)
 
     def run(self, steps: int) -> None:
         actions = [self._request] * 4 + [self._free] * 3 + [self.allocator.empty_cache]
@@ -45,7 +45,7 @@ class Workload:
             self._check()
 
     def wind_up(self) -> None:
-        """Give everything back; only for a device that works again."""
+        """Free everything; only for a device that works again."""
         for work in self._held:
             work.release()
         while self._live:
@@ -80,7 +80,7 @@ class Workload:
     def _use(self) -> None:
         if self._live:
             address = self._choose.choice(list(self._live))
-            # The second stream has no blocks of its own: of a block's own stream there is nothing to wait for.
+            # The second stream has no blocks of its own: an allocator never waits for a block's own stream.
             self.allocator.record_stream(address, self._streams[1])
             self._users[address].add(self._streams[1])
 

@@ -1,4 +1,4 @@
-"""The demo on a device that has no memory behind its addresses, in a process of its own: it ended it once."""
+"""The demo on a device that has no memory behind its addresses, in a separate process, which it once crashed."""
 
 import json
 import os

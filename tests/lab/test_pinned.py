@@ -1,4 +1,4 @@
-"""Pinned memory in a snapshot of PyTorch 2.14 and newer: read, put in order of time, and told by the commands."""
+"""Pinned memory in a snapshot of PyTorch 2.14 and newer: read, put in order of time, and reported by the commands."""
 
 import json
 import pickle
@@ -148,7 +148,7 @@ DEVICE_SEGMENT["blocks"].append({"size": 2 * MIB - 512, "requested_size": 0, "st
 
 @pytest.fixture
 def command(tmp_path, capsys):
-    """Runs a command on a snapshot with both; what it prints."""
+    """Run a command on a snapshot with both; return its output."""
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(snapshot_of(WHOLE_LIFE, [segment(BASE + 8 * MIB, 2 * MIB)], [DEVICE_SEGMENT], [DEVICE_TRACE]))
 

@@ -1,4 +1,4 @@
-"""`allotment top`: which processes it finds, what they say, and those that say nothing, or nonsense, or die."""
+"""`allotment top`: the processes that it finds, their figures, and processes that misbehave or die."""
 
 import errno
 import io
@@ -42,7 +42,7 @@ def pids():
 
 
 def addresses_of(pid):
-    """Those of one process: other programs of this user may come and go meanwhile."""
+    """Return the processes with this number: other programs of this user may start and end meanwhile."""
     return [each for each in addresses() if each.split(b"-")[3] == b"%d" % pid]
 
 
@@ -113,11 +113,11 @@ def test_the_process_of_another_user_is_neither_shown_nor_an_error():
         result = os.getuid()
         """
     with Peer() as other:
-        # Everything is imported first: that user may not read this folder.
+        # Everything is imported first: that user may not be able to read this folder.
         other.run("import allotment._monitor.answering, allotment._monitor.asking; Allocator('host').close()")
         assert other.run(program) == 65534
         assert other.pid not in pids()
-        # Nor can it be asked by one who knows its address.
+        # Nor does it answer a client that knows its address.
         listed = other.run("from allotment._monitor.asking import addresses; result = addresses()")
         (own,) = (each for each in listed if each.split(b"-")[3] == b"%d" % other.pid)
         with pytest.raises(PermissionError):
@@ -246,18 +246,18 @@ def test_a_process_that_is_stopped_is_said_not_to_answer_and_answers_later(peer)
     os.kill(peer.pid, signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(peer.pid, os.WUNTRACED)[1])
     try:
-        for _ in range(20):  # more looks than a process keeps waiting questions
+        for _ in range(20):  # more questions than a process keeps in its queue
             found = [each for each in ask_all(0.01) if each.pid == peer.pid]
             assert found == [Silent(peer.pid)]
     finally:
         os.kill(peer.pid, signal.SIGCONT)
-    # It first has to get through the questions that waited.
+    # It first has to answer the queued questions.
     wait_until(lambda: any(isinstance(each, Report) and each.pid == peer.pid for each in ask_all(30)))
 
 
 @pytest.fixture
 def pretender():
-    """A socket of this user with an address like a process's, and what it answers."""
+    """Make a socket of this user with an address like a process's, which sends a reply."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(NAME % os.geteuid() + b"%d-ff" % os.getpid())
         listener.listen()
@@ -415,7 +415,7 @@ def test_a_terminal_with_ascii_alone_gets_ascii_alone(peer):
 
 
 def read_until(descriptor, wanted, without=None):
-    """What a program writes, until `wanted` is in it; with `without`, until a screen has only the first."""
+    """Return what a program writes, until it contains `wanted`; with `without`, until a screen has only the first."""
     text = b""
     while not (
         wanted in text
@@ -432,7 +432,7 @@ def read_until(descriptor, wanted, without=None):
 
 
 def test_in_a_terminal_it_shows_opens_resizes_and_ends_with_q(peer):
-    peer.run("alloc.free(alloc.malloc(1 << 30))")  # so that it is the first in the list, whoever else is there
+    peer.run("alloc.free(alloc.malloc(1 << 30))")  # so that it is first in the list, whichever other processes exist
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 120, 0, 0))

@@ -11,5 +11,5 @@ if sys.platform != "linux":
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a driver that is made of host memory."""
+    """Return a folder with a driver made of host memory."""
     return build_driver(tmp_path_factory.mktemp("driver"))

@@ -1,4 +1,4 @@
-"""`python -m allotment.preload`: programs run as they are, and bad input costs one line."""
+"""`python -m allotment.preload`: programs run unchanged, and bad input causes one line."""
 
 import os
 import shutil

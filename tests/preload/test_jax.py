@@ -1,4 +1,4 @@
-"""`allotment.jax.install`: what JAX needs is set in time, or the command to use is named."""
+"""`allotment.jax.install`: it sets what JAX needs in time, or names the command to use."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every allocation is counted with the library that asked for it, and every answer of the driver is passed on."""
+"""Every allocation is counted for the library that requested it, and every result of the driver is passed on."""
 
 import ast
 
@@ -46,7 +46,7 @@ def test_a_chunk_is_counted_as_long_as_a_handle_or_a_mapping_holds_it(driver, tm
     assert output_of(driver, tmp_path, program) == [f"0 {here}", "0", f"0 {here}", "0 {}", "0 {}"]
 
 
-# Each of the driver's functions that is replaced and that the driver of the tests has, called by a program.
+# Each driver function that is replaced and that the tests' driver has, called by a program.
 CALLS = """
 place, word, other = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_size_t()
 size, none, made = ctypes.c_size_t(2 * MIB), ctypes.c_uint64(0), ctypes.c_void_p()

@@ -1,14 +1,14 @@
-"""One cap for the whole process: what everybody is told, and what everybody gets."""
+"""One limit for the whole process: the figures that all callers get, and the memory that they get."""
 
 import pytest
 
 from helpers.preloaded import OPEN, output_of, run
 
-TOTAL = 1 << 30  # of the driver that is made of host memory
+TOTAL = 1 << 30  # of the driver made of host memory
 
 
 def room_in(limit: int) -> int:
-    return limit - limit // 64  # what the driver may take unasked is kept free
+    return limit - limit // 64  # kept free for what the driver allocates itself
 
 
 def test_the_driver_tells_of_the_limit_instead_of_the_device(driver, tmp_path):

@@ -1,4 +1,4 @@
-"""At depth `serve` memory comes from the process's allocator, in the order that CUDA promises."""
+"""At depth `serve` memory comes from the process's allocator, in the order that CUDA guarantees."""
 
 import pytest
 

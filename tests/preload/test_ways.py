@@ -1,4 +1,4 @@
-"""Whichever way a caller looks for one of the driver's functions, it gets ours; what is not ours passes untouched."""
+"""However a caller looks up one of the driver's functions, it gets ours; all other functions are passed through."""
 
 import subprocess
 from pathlib import Path
@@ -43,7 +43,7 @@ def real(name):
 
 @pytest.fixture
 def caller(tmp_path: Path):
-    """Builds a library of a name of its own that asks for memory."""
+    """Build a library with its own name that requests memory."""
 
     def build(*options: str | Path) -> Path:
         (tmp_path / "caller.c").write_text(CALLER)

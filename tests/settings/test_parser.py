@@ -447,7 +447,7 @@ blanks = st.sampled_from(["", " ", "\t"])
 
 @st.composite
 def rendered_settings(draw):
-    """Settings and a string that asks for them, keys in any order and with blanks between tokens."""
+    """Draw settings and a string that asks for them, keys in any order and with blanks between tokens."""
     settings, parts = {}, []
     large = draw(st.none() | st.integers(11, 1000))
     if large is not None:

@@ -1,4 +1,4 @@
-"""The record is a gate: what no engine can work with cannot be put into it."""
+"""The record validates its values: it accepts none that no engine supports."""
 
 import pickle
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The table of keys: complete, in step with its page, and enough to add a key."""
+"""The table of keys: complete, in agreement with its page, and the only place to add a key."""
 
 from dataclasses import dataclass, field, fields
 

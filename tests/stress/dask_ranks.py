@@ -1,8 +1,8 @@
-"""Forty ranks on a Dask cluster of two workers, one of which is killed in the middle: complete, and as done locally?
+"""Forty ranks on a Dask cluster of two workers, one of which is killed in the middle: the results must be complete.
 
     python tests/stress/dask_ranks.py [--ranks 40]
 
-Starts a scheduler and two workers on loopback, in processes of their own. When a quarter of the files is done, one
+Starts a scheduler and two workers on loopback, in separate processes. When a quarter of the files is done, one
 worker gets SIGKILL. The figures of all files, and what `tune` finds for them, must then equal those of local processes.
 """
 
@@ -31,7 +31,7 @@ WORKERS = 2
 
 
 def record(folder: Path, ranks: int, steps: int = 400) -> None:
-    """A snapshot for each rank: batches of changing size, a little more on each rank than on the one before."""
+    """Write a snapshot for each rank: batches of changing size, a little larger on each rank than on the one before."""
     for rank in range(ranks):
         allocator = allotment.Allocator("sim:64GiB", settings="compat:2.11")
         allocator.record_history()
@@ -56,7 +56,7 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def address_in(place: Path) -> str | None:
-    """What the scheduler has written; None before that, and while it is writing."""
+    """Return what the scheduler has written; None before that, and while it is writing."""
     try:
         return str(json.loads(place.read_text())["address"])
     except (FileNotFoundError, json.JSONDecodeError):

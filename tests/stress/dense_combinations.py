@@ -3,11 +3,10 @@
     python tests/stress/dense_combinations.py [--seconds 600] [--steps 400] [--seed 1]
 
 A life has two allocators with drawn settings and several streams each. Its steps are those of `dense_host.py` and:
-graphs captured, replayed while other streams allocate, and reset; pools of their own, with PyTorch's placement or
-dense; a pool's arrangement saved and restored; tags paused and resumed; blocks shared and opened; limits set and
-lifted; blocks that many streams use at once. Streams fill and compare in their own time; the program waits for them
-rarely. A life ends with everything freed, all invariants checked and nothing reserved. Exits with 0 if no byte was
-wrong.
+graphs captured, replayed while other streams allocate, and reset; private pools, with PyTorch's placement or dense; a
+pool's arrangement saved and restored; tags paused and resumed; blocks shared and opened; limits set and lifted; blocks
+that many streams use at once. Streams fill and compare asynchronously; the program rarely waits for them. A life
+ends with everything freed, all invariants checked and nothing reserved. Exits with 0 if no byte was wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class CapturedWork:
 
 
 class Combined(DenseStress):
-    """One allocator of a life, and what the steps need to know of it."""
+    """One allocator of a life, and the state that the steps need."""
 
     def __init__(self, seed: int) -> None:
         choose = random.Random(seed)
@@ -131,7 +130,7 @@ class Combined(DenseStress):
         pool.close()
 
     def restore_pool(self) -> None:
-        """Save how a pool is arranged, allocate more there, and go back: what was there keeps its contents."""
+        """Save a pool's arrangement, allocate more there, and restore it: earlier blocks keep their contents."""
         self.synchronize()
         pool = self.allocator.pool(placement="dense")
         stream = self.streams[0]
@@ -197,7 +196,7 @@ class Combined(DenseStress):
             self.allocator.set_limit(self.choose.choice(TAGS), hard=self.choose.choice((None, "12MiB", "30MiB")))
 
     def storm(self) -> None:
-        """Blocks that every stream reads, freed right away."""
+        """Blocks that every stream reads, freed at once."""
         for _ in range(self.choose.randrange(2, 12)):
             address, size, stream, value = self.filled_block(self.choose.choice(self.streams))
             for other in self.streams:
@@ -251,11 +250,11 @@ STEPS: tuple[tuple[str, Callable[[Combined], Any]], ...] = (
     ("storm", always),
     ("trim", always),
 )
-"""Steps beside those of one block, and when each is possible."""
+"""Steps besides those of one block, and when each is possible."""
 
 
 def life(seed: int, steps: int) -> Counter[str]:
-    """Live one life. Returns how often each step was taken; raises if a byte was wrong."""
+    """Run one life. Returns how often each step was taken; raises if a byte was wrong."""
     choose = random.Random(seed)
     devices = [Combined(10 * seed + index) for index in range(2)]
     for number in range(steps):

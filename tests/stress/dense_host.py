@@ -1,11 +1,11 @@
-"""Dense placement on real memory with every byte watched, on several host streams.
+"""Dense placement on real memory with every byte checked, on several host streams.
 
     python tests/stress/dense_host.py [--seconds 600] [--streams 4] [--seed 1] [--settings S]
 
 Every block is filled by its stream when it is allocated and compared by its stream right before it is freed; some are
 compared on another stream too, which waits for the filling and is declared by `record_stream`. The program itself never
-waits, so requests and frees are ahead of the streams. Small chunks and a tight limit make mappings many. Ends with 0 if
-not one byte was wrong.
+waits, so requests and frees are ahead of the streams. Small chunks and a tight limit cause many mappings. Exits with 0
+if no byte was wrong.
 """
 
 from __future__ import annotations

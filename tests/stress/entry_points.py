@@ -1,10 +1,10 @@
-"""Threads in the C entry points at once, beside threads in the Python API, on a host and a simulated device.
+"""Threads that call the C entry points, beside threads that use the Python API, on a host and a simulated device.
 
     python tests/stress/entry_points.py [--seconds 60] [--threads 6] [--seed 1] [--settings S]
 
-Calls through ctypes let the interpreter lock go, so these threads meet inside the engine. On the host device each
-block is filled, and checked by whoever frees it and by the streams that were recorded for it; on both, no address
-may be handed out while somebody has it. Ends with 0 if there was no error.
+Calls through ctypes release the interpreter lock, so these threads meet inside the engine. On the host device each
+block is filled, and checked by the thread that frees it and by the streams recorded for it; on both devices, no address
+may be allocated while it is in use. Exits with 0 if no error occurred.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import allotment
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # where `helpers` is, for a program that is run by itself
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of `helpers`, for a program that is started directly
 from helpers.entry_points import table_of
 
 LARGEST = 3 << 20
@@ -29,7 +29,7 @@ memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
 class CFace:
-    """The entry points by the names and errors of `Allocator`, so that a thread can use either."""
+    """The entry points under the names and errors of `Allocator`, so that a thread can use either."""
 
     def __init__(self, allocator: allotment.Allocator) -> None:
         self.table = table_of(allocator)
@@ -61,7 +61,7 @@ def expect(worked: int, name: str) -> None:
 
 
 class DeviceStress:
-    """All threads of one device: even ones through C, odd ones through Python."""
+    """Run all threads of one device: even ones through C, odd ones through Python."""
 
     def __init__(self, device: str, settings: str, seed: int) -> None:
         self.allocator = allotment.Allocator(device, settings=settings, limit="512MiB")

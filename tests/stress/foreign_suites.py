@@ -1,4 +1,5 @@
-"""Tests of others with our memory under their framework, and without: what passes there passes here.
+"""Runs other projects' tests natively and with our memory under their framework: what passes natively must pass with
+it.
 
     python tests/stress/foreign_suites.py numpy [--threshold 1] [PACKAGE...]
     python tests/stress/foreign_suites.py cupy --set CUPY_CUDA_PER_THREAD_DEFAULT_STREAM=1 FILE...
@@ -6,8 +7,8 @@
     python tests/stress/foreign_suites.py cupy --preload FILE...
 
 With --preload the framework keeps its own memory, under `allotment.preload`, which counts it. NumPy and numba-cuda
-bring their tests along, CuPy's are in its repository. Each run is a process of its own. Exit code 1 if something that
-passes natively does not pass here. For NumPy, a threshold of one byte sends every array to the allocator.
+bring their tests along, CuPy's are in its repository. Each run is a separate process. Exits with 1 if a test that
+passes natively does not pass with our memory. For NumPy, a threshold of one byte sends every array to the allocator.
 """
 
 import argparse
@@ -33,7 +34,7 @@ OPTIONS = ["-q", "-rN", "-p", "no:cacheprovider", "--tb=short", "-W", "ignore", 
 
 
 class Outcomes:
-    """What became of each test: a pytest plug-in."""
+    """A pytest plug-in that records the outcome of each test."""
 
     def __init__(self) -> None:
         self.by_test: dict[str, str] = {}
@@ -48,7 +49,7 @@ class Outcomes:
 
 
 class UnittestOutcomes(unittest.TextTestResult):
-    """The same for unittest: numba-cuda's tests lie in a package that pytest cannot import by its name."""
+    """The same for unittest: numba-cuda's tests are in a package that pytest cannot import by its name."""
 
     def __init__(self, *arguments, **named) -> None:
         super().__init__(*arguments, **named)
@@ -56,7 +57,7 @@ class UnittestOutcomes(unittest.TextTestResult):
 
     def startTest(self, test) -> None:
         super().startTest(test)
-        self.by_test[test.id()] = "passed"  # unless something else is said of it
+        self.by_test[test.id()] = "passed"  # unless a later report says otherwise
 
     def addSkip(self, test, reason) -> None:
         super().addSkip(test, reason)
@@ -89,7 +90,7 @@ def outcomes_of(tests: list[str], adapter: str) -> dict[str, str]:
 
 
 def make_way_for_numba() -> None:
-    """What numba-cuda 0.30 wants to be there, and its tests of memory do not use."""
+    """Modules that numba-cuda 0.30 imports and that its tests of memory do not use."""
     import numpy
 
     numpy.row_stack = getattr(numpy, "row_stack", numpy.vstack)
@@ -99,7 +100,7 @@ def make_way_for_numba() -> None:
 
 
 def installed(adapter: str, threshold: str):
-    """The allocator under the framework, if there is one and not one for each device."""
+    """Return the allocator under the framework, if a single one serves all devices."""
     if adapter == "numpy":
         import allotment.numpy
 
@@ -134,7 +135,7 @@ def run(chosen: argparse.Namespace, native: bool, preload: bool = False) -> dict
         environment = os.environ | dict(pair.split("=", 1) for pair in chosen.set)
         if preload:
             environment |= allotment.preload.environment()
-        if chosen.adapter == "numba" and not native:  # so Numba knows, and leaves out tests of its own manager alone
+        if chosen.adapter == "numba" and not native:  # so that Numba skips the tests of its own manager
             environment["NUMBA_CUDA_MEMORY_MANAGER"] = "allotment.numba"
         subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
         return json.loads(result.read_text())

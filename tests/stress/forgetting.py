@@ -1,4 +1,4 @@
-"""Made and given up in great numbers: is the process as large after the last as after the first?
+"""Creates and drops objects in great numbers: the process must not grow.
 
     python tests/stress/forgetting.py [--times 100000] [--pairs 1000000] [--only NAME]
 

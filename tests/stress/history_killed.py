@@ -1,11 +1,11 @@
-"""A long history streamed to a file, and its program killed in the middle: what is left, and what it takes to read.
+"""A long history streamed to a file by a program that is killed: the contents of the file, and the cost of reading it.
 
     python tests/stress/history_killed.py [--events 100_000_000] [--folder DIR]
 
-Two programs write `--events` events each, a malloc and a free after the other. The first ends by itself, and its file
+Two programs write `--events` events each, alternating malloc and free. The first ends by itself, and its file
 must have all of them. The second is killed with SIGKILL when it is half way, and its file must be whole up to its last
 record: every event where it belongs, none but those of the last second or so missing. Prints seconds, sizes and the
-most memory that the writing program needed.
+peak memory of the writing program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HELD = 64
 
 
 def write(path: str, events: int) -> None:
-    """The program that is watched: as many pairs as make so many events."""
+    """The program under test: writes so many pairs of events."""
     import allotment
 
     allocator = allotment.Allocator("sim:8GiB", settings="compat:newest")
@@ -52,7 +52,7 @@ def write(path: str, events: int) -> None:
 
 
 def check(path: Path) -> tuple[int, int]:
-    """Read a file batch by batch and see that each event follows the one before it; events and pairs."""
+    """Read a file batch by batch and check that each event follows the one before it; return events and pairs."""
     events = pairs = 0
     expected = [int(Action.ALLOC), int(Action.FREE_REQUESTED), int(Action.FREE_COMPLETED)]
     place = 0

@@ -2,10 +2,10 @@
 
     python tests/stress/host_writes.py [--seconds 600] [--seed 1] [--settings S]
 
-A program may free a block while work on it is still queued. Here such work fills the block with bytes of its own, late.
-In between the program makes arrays and buffers for the calling thread in every way there is, for all kinds of streams
-and from functions on streams too, and fills them at once. Every byte of them must be the same when they are dropped.
-Ends with 0 if not one was wrong.
+A program may free a block while work on it is still queued. Here such work fills the block late, with its own bytes. In
+between the program makes arrays and buffers for the calling thread in every possible way, for all kinds of streams and
+also from functions on streams, and fills them at once. Every byte of them must be unchanged when they are dropped.
+Exits with 0 if no byte was wrong.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class HostWrites:
         self.tenant = self.allocator.tenant("writes")
         self.streams = [allotment.Stream.default(self.allocator), *(allotment.Stream(self.allocator) for _ in range(2))]
         self.draw = draw
-        self.ways = 8 if settings in ("", "placement:torch") else 7  # NumPy takes no memory that a child would share
+        self.ways = 8 if settings in ("", "placement:torch") else 7  # NumPy accepts no memory that a child would share
         self.arrays: list[tuple[Any, int]] = []
         self.made = self.left = self.refused = 0
         self.wrong: list[str] = []
 
     def leave_work(self) -> None:
-        """A block freed while its stream is going to fill it, but not yet."""
+        """A block that is freed while queued work of its stream has yet to fill it."""
         stream, size = self.draw.choice(self.streams), self.draw.choice(SIZES)
         block = self.allocator.malloc(size, stream)
         stream.submit(ctypes.memset, ctypes.addressof(SLOW), 1, len(SLOW))
@@ -97,7 +97,7 @@ class HostWrites:
         except MemoryError:  # ours, or NumPy's
             self.refused += 1
         except allotment.DeviceError as error:
-            # A function on a stream cannot give cached memory back while work is queued: see Stream.submit.
+            # A function on a stream cannot release cached memory while work is queued: see Stream.submit.
             if error.operation not in ("segment_free", "stream_synchronize", "event_synchronize"):
                 raise
             self.refused += 1

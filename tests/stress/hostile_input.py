@@ -1,4 +1,5 @@
-"""Histories and settings from somewhere else, drawn: whatever they say, an error of ours comes back, soon and cheaply.
+"""Random histories and settings from untrusted sources: whatever they contain, one of our errors is raised, soon and
+cheaply.
 
     python tests/stress/hostile_input.py --histories 50000 --settings 100000
 
@@ -102,7 +103,7 @@ def settings_value(draw: random.Random) -> str:
 
 
 def try_settings(number: int) -> None:
-    """Read one text in both ways, and work with what it asks for."""
+    """Read one text in both modes, and apply the settings that it names."""
     draw = random.Random(number)
     text = settings_text(draw)
     settings, _ = parse_leniently(text)
@@ -139,7 +140,7 @@ def work_with(draw: random.Random, settings: Settings) -> None:
 
 
 def free_all(allocator: allotment.Allocator, live: list[int]) -> None:
-    """An allocator that goes while blocks of it live keeps their memory, and this process makes many."""
+    """An allocator that is deleted while blocks of it are in use keeps their memory, and this process makes many."""
     allocator.device.finish()
     for address in live:
         allocator.free(address)
@@ -151,7 +152,7 @@ def free_all(allocator: allotment.Allocator, live: list[int]) -> None:
 
 
 def honest_snapshot(draw: random.Random) -> dict[str, Any]:
-    """What an allocator of ours recorded of a drawn run."""
+    """Return what one of our allocators recorded of a random run."""
     settings = Settings(
         expandable_segments=draw.random() < 0.4,
         garbage_collection_threshold=draw.choice((0.0, 0.0, 0.5)),
@@ -195,7 +196,7 @@ def honest_snapshot(draw: random.Random) -> dict[str, Any]:
 
 
 def repeated_history(draw: random.Random) -> dict[str, Any]:
-    """A short sequence over and over: what is small in a file and long in a replay."""
+    """Repeat a short sequence: small in a file and long in a replay."""
     pattern = [entry(draw) for _ in range(draw.randrange(1, 8))]
     if draw.random() < 0.5:
         size, place = draw.choice((2 << 20, 20 << 20)), 1 << 40
@@ -264,7 +265,7 @@ def segment(draw: random.Random) -> dict[str, Any]:
 
 
 def hurt(draw: random.Random, snapshot: dict[str, Any]) -> None:
-    """Change something, as a fault or an enemy would."""
+    """Change something, as a fault or an attacker would."""
     for _ in range(draw.choice((1, 1, 2, 5))):
         rows = draw.choice((snapshot["device_traces"][-1], snapshot["segments"]))
         kind = draw.randrange(8)
@@ -373,7 +374,7 @@ def work(kind: str, first: int, end: int) -> None:
 
 
 def run_kind(kind: str, numbers: range) -> Iterator[tuple[int, str]]:
-    """The cases that failed, each with what it said."""
+    """Return the cases that failed, each with its error."""
     first = numbers.start
     while first < numbers.stop:
         child = subprocess.Popen(

@@ -1,9 +1,9 @@
-"""Threads that work on arrays while the handler of `allotment.numpy` goes in and out under them.
+"""Threads that work on arrays while the handler of `allotment.numpy` is installed and uninstalled.
 
     python tests/stress/numpy_threads.py [--seconds 60] [--threads 4]
 
-Each thread makes, changes, sorts, resizes, hands on and drops arrays, inside `caching` and outside, and checks what is
-in them; the main thread installs and uninstalls. At the end nothing may be left in the allocators.
+Each thread makes, changes, sorts, resizes, passes on and drops arrays, inside `caching` and outside, and checks their
+contents; the main thread installs and uninstalls. At the end nothing may be left in the allocators.
 """
 
 import argparse

@@ -2,12 +2,12 @@
 
     python tests/stress/public_names.py [--seconds 600] [--seed 1] [--only NUMBER] [--steps 1200] [--threads 8]
 
-Each case is a process of its own, made from its number alone: a world of allocators, streams, pools, graphs and
+Each case is a separate process, made only from its number: a world of allocators, streams, pools, graphs and
 devices, some of them written in Python and unreliable, on which drawn members are called with drawn arguments. The
-functions that it hands out (callbacks, trackers, filters, finalizers, work on streams) call members again. What a case
-raises does not matter, unless it is an InvariantError or a SystemError; that it lives, ends in time and leaves every
-allocator in order does. In between it writes memory at once beside queued work, see host_writes.py, and compares every
-byte later. Ctrl-C arrives during one step in ten, a moment after its start; afterwards a tag must still pause and
+functions that it hands out (callbacks, trackers, filters, finalizers, work on streams) call members again. Exceptions
+of a case do not matter, except InvariantError and SystemError. It must not crash, must end in time, and must leave
+every allocator consistent. In between it writes memory at once beside queued work, see host_writes.py, and compares
+every byte later. Ctrl-C arrives during one step in ten, a moment after its start; afterwards a tag must still pause and
 resume. Only the moments of these signals differ when a case is run again. Prints one JSON object; exit 1 if anything
 failed.
 
@@ -52,7 +52,7 @@ from allotment._allocators.host_cache.host_memory import HostMemory
 sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
 from stress.host_writes import HostWrites
 
-MOST_SECONDS = 600.0  # of the clock: on a busy machine a case that needs one second may take a hundred
+MOST_SECONDS = 600.0  # wall-clock time: on a busy machine a case that needs one second may take a hundred
 MOST_MEMORY = 6 << 30
 MIB = 1 << 20
 SIZES = [0, 1, 511, 512, 513, 4096, MIB - 1, MIB, 3 * MIB, 11 * MIB, 24 * MIB, 70 * MIB]
@@ -82,7 +82,7 @@ TRUSTED = {
 
 
 class Odd:
-    """Another number at every look, and no length that is true."""
+    """Returns another number with each query, and no true length."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = random.Random(draw.random())
@@ -124,7 +124,7 @@ class Odd:
 
 
 class Finalized:
-    """In a circle, so that a collection finds it anywhere; what it does then is drawn."""
+    """In a cycle, so that a collection finds it at any time; its finalizer's action is random."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -177,7 +177,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def may_interrupt(self, action: Callable[[], None]) -> None:
-        """Do this; in one case of ten a signal arrives a moment after the start, if it is not done by then."""
+        """Run this; in one case of ten a signal arrives a moment after the start, unless it has ended by then."""
         try:
             if self.draw.random() < 0.1:
                 self.is_open = True
@@ -205,7 +205,7 @@ def release_import_lock() -> None:
 
 
 class Sleeper:
-    """A tag that is paused and resumed, whatever interrupts that, and whoever else pauses all tags."""
+    """A tag that is paused and resumed, whatever interrupts that, and whichever thread pauses all tags."""
 
     def __init__(self, settings: str) -> None:
         self.allocator = allotment.Allocator("host", settings=settings, limit="64MiB")
@@ -217,7 +217,7 @@ class Sleeper:
         self.allocator.resume("sleeper")
 
     def check(self) -> None:
-        """Raise what the last of many tries raises if the tag cannot be paused, resumed and used any more."""
+        """Raise the error of the last of many attempts if the tag can no longer be paused, resumed and used."""
         for tries_left in reversed(range(20)):
             try:
                 self.allocator.resume("sleeper")
@@ -232,7 +232,7 @@ class Sleeper:
 
 
 class Case:
-    """One world, and what is done to it."""
+    """One world, and the steps that run on it."""
 
     def __init__(self, number: int) -> None:
         self.draw = random.Random(number)
@@ -384,7 +384,7 @@ class Case:
     # --- steps ---
 
     def act_inside(self) -> None:
-        """What a function of the user's does: whatever it raises is its own affair."""
+        """The action of a user function; its exceptions do not matter."""
         if self.over or getattr(self.here, "depth", 0) > 3:
             return
         self.here.depth = getattr(self.here, "depth", 0) + 1
@@ -428,7 +428,7 @@ class Case:
 
     def use(self, thing: Any, inside: bool) -> None:
         if inside and self.is_on_host(thing):
-            return  # whoever calls may be one that others wait for
+            return  # the caller may be a function that others wait for
         names = [name for name in dir(type(thing)) if self.is_drawn(name)]
         name = self.draw.choice(names)
         if name == "free" and isinstance(thing, HostMemory) and not getattr(thing, "checked", False):
@@ -559,7 +559,7 @@ def fork_and_use(case: Case) -> None:
 
 
 def judged(number: int, steps: int, count: int | None) -> tuple[str, dict[str, int]]:
-    """What was wrong with a case, "" if nothing was; and how often the things happened that it counts."""
+    """Return the error of a case, "" if none; and the number of events that it counts."""
     command = [sys.executable, __file__, "--only", str(number), "--steps", str(steps)]
     if count is not None:
         command += ["--threads", str(count)]

@@ -1,4 +1,4 @@
-"""Programs that order their streams rightly, under the sanitizer: it must report nothing.
+"""Programs that order their streams correctly, under the sanitizer, which must report nothing.
 
     python tests/stress/sanitized.py [tests=FOLDER,...] [kept_back=FOLDER,...] [demo] [traces=FILE,...]
 
@@ -40,7 +40,7 @@ FOLDERS = (
 
 
 def figures(seen: Seen, **more: Any) -> dict[str, Any]:
-    """What was seen, for people to read."""
+    """Return the findings, for people to read."""
     return {
         **more,
         "allocators": seen.allocators,
@@ -50,7 +50,7 @@ def figures(seen: Seen, **more: Any) -> dict[str, Any]:
 
 
 class NamesTests:
-    """Lets reports say which test was running."""
+    """Lets reports name the running test."""
 
     def __init__(self, seen: Seen) -> None:
         self.seen, self.tests, self.failed = seen, 0, 0
@@ -65,7 +65,7 @@ class NamesTests:
 
 
 def watched_tests(folders: tuple[str, ...], *, keeps_back: bool) -> dict[str, Any]:
-    """Those of the sanitizer itself say by themselves that they want it, and are not counted."""
+    """The sanitizer's own tests pass `sanitize` themselves, and are not counted."""
     chosen = [str(TESTS / folder) for folder in folders or FOLDERS]
     options = ["-q", "--tb=no", "--no-summary", "--no-header", "-m", "not gpu and not slow", "-p", "no:cacheprovider"]
     hypothesis.settings.register_profile("one failure is enough", phases=[hypothesis.Phase.generate])
@@ -87,7 +87,7 @@ def kept_back(*folders: str) -> dict[str, Any]:
 
 
 def demo(steps: int = 60) -> dict[str, Any]:
-    """The arrays of the job are what its functions are given."""
+    """The arrays of the job are the arguments of its functions."""
     with watching() as seen:
         losses = set()
         for settings in SETTINGS:
@@ -97,7 +97,7 @@ def demo(steps: int = 60) -> dict[str, Any]:
 
 
 def replay(trace: Trace, settings: str) -> None:
-    """Requests and frees of a history, with streams and accesses in order."""
+    """Replay requests and frees of a history, with ordered streams and accesses."""
     with allotment.Allocator("sim:400GiB", settings=settings) as allocator:
         streams = {int(number): allotment.Stream(allocator) for number in set(trace.stream.tolist())}
         other = allotment.Stream(allocator)
@@ -121,7 +121,7 @@ def replay(trace: Trace, settings: str) -> None:
 
 
 def traces(*files: str) -> dict[str, Any]:
-    """Each under each placement."""
+    """Run each under each placement."""
     chosen = files or sorted(map(str, (TESTS / "traces").glob("*.pickle.gz")))
     entries = 0
     with watching() as seen:

@@ -26,7 +26,7 @@ for _ in range(times):
 
 
 def settled(peer: Peer) -> Any:
-    """What the importer has when nothing is open, and all that was closed is closed: it is done by a thread."""
+    """Return what the importer has open when all blocks are closed; a thread closes them."""
     peer.run("wait_until(everything_is_closed)")
     return peer.run(COUNT)
 
@@ -62,7 +62,7 @@ def cycles(allocator: Allocator, peer: Peer, count: int) -> dict[str, Any]:
 
 
 def many(allocator: Allocator, peer: Peer, count: int) -> dict[str, Any]:
-    """So many handles open at once; then all free again."""
+    """Open this many handles at once; then free all of them."""
     addresses = [allocator.malloc(4096) for _ in range(count)]
     handles = [allocator.share(address) for address in addresses]
     before = settled(peer)

@@ -1,4 +1,4 @@
-"""A few lives of the program that combines dense placement with everything else."""
+"""A few lives of the program that combines dense placement with all other features."""
 
 import pytest
 

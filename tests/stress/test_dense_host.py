@@ -1,4 +1,4 @@
-"""A short run of the program that watches every byte under dense placement."""
+"""A short run of the program that checks every byte under dense placement."""
 
 import pytest
 

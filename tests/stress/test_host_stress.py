@@ -1,4 +1,4 @@
-"""Random programs on host streams from several threads at once, checked against the order they were promised."""
+"""Random programs on host streams from several threads at once, checked against the guaranteed order."""
 
 import ctypes
 import random
@@ -19,7 +19,7 @@ STEPS = 600
 
 @dataclass
 class Program:
-    """What all threads share: events to wait for, and what has been seen."""
+    """Shared by all threads: events to wait for, and the observed work."""
 
     device: HostDevice
     events: list[tuple[Event, "Item | None"]] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Program:
 
 
 class Item:
-    """One function on a stream; when it runs, all that it comes after must have run."""
+    """One function on a stream; when it runs, all work ordered before it must have run."""
 
     def __init__(self, program: Program, after: list["Item"]) -> None:
         self.program = program
@@ -41,7 +41,7 @@ class Item:
 
 
 class Lane:
-    """A stream with the items that its next one comes after."""
+    """A stream with the work that its next work is ordered after."""
 
     def __init__(self, device: HostDevice) -> None:
         self.stream = Stream(device)
@@ -135,7 +135,7 @@ def capture_and_replay(program: Program, lane: Lane, rng: random.Random) -> None
 
 @pytest.mark.parametrize("seed", [4, 5])
 def test_copies_in_stream_order_carry_a_value_through_all_streams(seed):
-    """A relay: each stream copies what the one before left, after waiting for it; nothing else orders the copies."""
+    """Each stream copies what the previous one left, after waiting for it; nothing else orders the copies."""
     print(f"seed {seed}")
     rng = random.Random(seed)
     device = HostDevice()

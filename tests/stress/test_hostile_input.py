@@ -1,4 +1,4 @@
-"""A short run of the program that draws hostile histories and settings; its long runs are started by hand."""
+"""A short run of the program with random histories and settings; its long runs are started by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short run of the program that calls all public names with anything; its long runs are started by hand."""
+"""A short run of the program that calls all public names with any arguments; its long runs are started by hand."""
 
 from __future__ import annotations
 

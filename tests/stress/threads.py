@@ -1,10 +1,10 @@
-"""Eight threads on two host devices for as long as you like, every block's content checked.
+"""Eight threads on two host devices for any time, with every block's content checked.
 
     python tests/stress/threads.py [--seconds 300] [--threads 8] [--seed 1] [--settings S] [--pools]
 
-Each thread allocates, fills with a pattern of its own, hands blocks to other threads, records streams, frees, and
-now and then empties the cache, captures a graph into a pool of its own or uses a private pool. Whoever frees a
-block checks that no one wrote into it. Ends with 0 if there was no error.
+Each thread allocates, fills blocks with its own pattern, passes blocks to other threads, records streams, frees, and
+sometimes empties the cache, captures a graph into its own pool or uses a private pool. The thread that frees a block
+checks that no other wrote into it. Exits with 0 if no error occurred.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Stress:
             allocator.empty_cache()
 
     def pool_step(self, chance: random.Random, pattern: int) -> None:
-        """Requests of this thread inside its pool, and a graph captured and replayed on a stream of its own."""
+        """Make requests of this thread inside its pool, and capture and replay a graph on its own stream."""
         allocator = self.allocators[chance.randrange(2)]
         with allocator.pool() as pool:
             address = allocator.malloc(5000)

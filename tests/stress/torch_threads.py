@@ -2,9 +2,9 @@
 
     python tests/stress/torch_threads.py [--seconds 60] [--threads 8] [--settings S] [--seed 1]
 
-Each thread works on streams of its own. A tensor is filled with a number that its neighbours do not have, read by
-another stream that is behind, and freed without waiting; every reader counts on the GPU how many bytes are not what
-they should be. At the end nothing may be allocated, and the engine's rules must hold. Ends with 1 if anything is wrong.
+Each thread works on its own streams. A tensor is filled with a number that its neighbours do not have, read by another,
+late stream, and freed without waiting; every reader counts wrong bytes on the GPU. At the end nothing may be allocated,
+and the engine's invariants must hold. Exits with 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST = 24 * MIB
 
 
 class Worker:
-    """One thread: its streams, its live tensors, and what it counted."""
+    """One thread: its streams, its live tensors, and its counts."""
 
     def __init__(self, torch, number: int, seed: int) -> None:
         self.torch = torch

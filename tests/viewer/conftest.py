@@ -1,4 +1,4 @@
-"""Views that several tests look at."""
+"""Views that several tests use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOSTILE = '</script><script>window.broken = 1</script><img src=x onerror="window
 
 @pytest.fixture(scope="session")
 def runs() -> Runs:
-    """A run on three streams, beside itself under other settings."""
+    """A run on three streams, side by side with itself under other settings."""
     runs = Runs()
     runs.read(str(TRACES / "streams_prefetch.default.pickle.gz"))
     runs.try_settings("expandable_segments:True")

@@ -1,4 +1,4 @@
-"""The page in a real browser, driven: a block is looked at, time scrubbed, something found, two settings compared.
+"""The page in a driven, real browser: tests select a block, scrub time, search, and compare two settings.
 
 Needs `chromium` and `chromedriver`; pictures for the documentation are made by `docs/pictures/view.py`.
 """
@@ -108,7 +108,7 @@ def test_the_moment_that_explain_explains_is_found_by_its_number(
 
 @pytest.fixture(scope="module")
 def two_served() -> Iterator[PageServer]:
-    """A run beside itself under other settings."""
+    """A run side by side with itself under other settings."""
     runs = Runs()
     runs.read(str(RECORDED))
     runs.try_settings("expandable_segments:True")
@@ -235,7 +235,7 @@ def test_keys_do_what_the_list_of_keys_says(page: Browser) -> None:
 
 @contextmanager
 def resized(browser: Browser, width: int, height: int, *, dark: bool = True) -> Iterator[None]:
-    """A window of another size, in the dark or in the light."""
+    """A window of another size, with the dark or the light theme."""
 
     def set_to(width: int, height: int, scheme: str) -> None:
         browser.devtools(

@@ -1,4 +1,4 @@
-"""One file with everything in it: complete, small, and without anything that a file of others could run."""
+"""One file with everything in it: complete, small, and without any content of untrusted files that could run."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def opened_at(page: str) -> int:
             kind = {"Int32Array": "<i4", "Float64Array": "<f8"}[kind]
             entries = np.frombuffer(packed[0], kind, count, at).tolist()
         at += -(-size // 8) * 8
-    return int(entries[stills_kept.index(run["opens_at"])])  # a map of that very moment is in the file
+    return int(entries[stills_kept.index(run["opens_at"])])  # the file has a map of that very moment
 
 
 def test_it_opens_at_the_moment_that_explain_speaks_of(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The flame graph that `explain --flame` writes: one file, and in a real browser search, zoom and keys."""
+"""The flame graph that `explain --flame` writes: one file, and search, zoom and keys in a real browser."""
 
 from __future__ import annotations
 

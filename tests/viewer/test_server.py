@@ -1,4 +1,4 @@
-"""The page's server: what it answers, and to whom."""
+"""The page's server: its replies, and the clients that get them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_name_that_was_pointed_at_this_machine_is_refused(server: PageServer) 
 def test_it_listens_on_loopback_alone(server: PageServer) -> None:
     assert server._server.server_address[0] == "127.0.0.1"
     with socket.socket() as other:
-        other.bind(("127.0.0.2", server.port))  # would be taken if it listened everywhere
+        other.bind(("127.0.0.2", server.port))  # would be in use if it listened everywhere
 
 
 @pytest.mark.threads
@@ -225,7 +225,7 @@ def test_what_follows_a_refused_request_on_its_connection_is_not_read(server: Pa
 
 
 def sent(server: PageServer, text: str) -> bytes:
-    """All that comes back until the server closes the connection."""
+    """Return all that is received until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(text.encode())
         found = b""
@@ -239,7 +239,7 @@ def sent(server: PageServer, text: str) -> bytes:
     "line", ["GET / HTTP/1.1", "POST /wrong/api/try HTTP/1.1", "PUT /x/ HTTP/1.1", "HELLO", "GET //[ x"]
 )
 def test_a_request_without_the_token_is_refused_at_its_first_line(server: PageServer, line: str) -> None:
-    assert sent(server, line + "\r\n").startswith(b"HTTP/1.1 403")  # no header was sent, and none is waited for
+    assert sent(server, line + "\r\n").startswith(b"HTTP/1.1 403")  # no header was sent, and the server waits for none
 
 
 @pytest.mark.threads
@@ -249,7 +249,7 @@ def test_half_requests_hold_few_threads_and_do_not_keep_the_page_out(server: Pag
         for stranger in strangers[:-MOST_CONNECTIONS]:
             with suppress(ConnectionError):
                 stranger.sendall(b"GET /")
-                assert stranger.recv(1) == b""  # closed to make room, or this times out
+                assert stranger.recv(1) == b""  # closed to make room, otherwise this times out
         assert ask(server, f"/{server.token}/")[0] == 200
         assert json.loads(ask(server, f"/{server.token}/api/runs")[2])
     finally:
@@ -258,7 +258,7 @@ def test_half_requests_hold_few_threads_and_do_not_keep_the_page_out(server: Pag
 
 
 def test_clients_that_come_at_once_are_let_in_before_the_server_looks() -> None:
-    """The system drops what a full queue cannot take, and the client tries again after seconds: so would the page."""
+    """The system drops what a full queue cannot hold, and the client retries after seconds: so would the page."""
     server = _Server((LOOPBACK, 0), _Handler)
     clients = []
     try:

@@ -1,4 +1,4 @@
-"""Recorded ground truth against the engine, and what a wrong recording gets."""
+"""Recorded ground truth against the engine, and the results for wrong recordings."""
 
 import gc
 import gzip
@@ -33,7 +33,7 @@ def test_every_decision_comes_out_as_recorded(file):
 
 
 def changed(tmp_path: Path, file: Path, change: Callable[[Content], object]) -> Path:
-    """A copy of the recording, with a change."""
+    """Return a changed copy of the recording."""
     content = json.loads(gzip.decompress(file.read_bytes()))
     change(content)
     return written(tmp_path, content)
@@ -127,7 +127,7 @@ class TestAWrongRecordingIsNoticedAndItsPlaceNamed:
         assert (result.status, result.trace_index, result.what) == ("different", place["index"], "trace entry")
 
     def test_a_segment_that_was_at_another_address(self, tmp_path):
-        """The address is fed, so the first thing to differ is what the request got."""
+        """The address is fed to the device, so the first difference is the result of the request."""
 
         def change(content: Content) -> None:
             content["trace"][nth(content["trace"], 2, action="segment_alloc")]["addr"] = 1 << 40
@@ -303,7 +303,7 @@ MALFORMED = {
 
 
 class TestABadFile:
-    """One line, exit code 2."""
+    """Return the one line of the message; the exit code must be 2."""
 
     def refused(self, capsys: pytest.CaptureFixture[str], path: Path) -> str:
         code, out = command(capsys, path)

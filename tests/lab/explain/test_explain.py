@@ -1,4 +1,4 @@
-"""Explaining recorded runs: the causes of waste one by one, a request that failed, and what the command prints."""
+"""Explaining recorded runs: the causes of waste one by one, a request that failed, and the output of the command."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_freed_memory_that_waits_for_streams_is_not_counted_as_live(
     allocator = prefetching()
     found = explained(allocator)
     assert found.bounds is not None and found.live_peak is not None
-    assert found.waste.waiting > 500 * MIB  # or this run says nothing about it
+    assert found.waste.waiting > 500 * MIB  # otherwise this run proves nothing
     assert found.bounds.peak_live_bytes == found.live_peak.live_bytes == 32 * MIB
     assert 32 * MIB <= found.bounds.packing_bytes < 80 * MIB
     file = tmp_path / "prefetching.pickle"
@@ -156,7 +156,7 @@ def test_settings_that_save_less_than_one_percent_are_not_advised_by_explain_nor
     recording = read_recording(file)
     tried = try_settings(recording, FEW, None)
     most = recording.replay().peak_reserved_bytes
-    assert any(0.99 * most < each.peak_reserved_bytes < most for each in tried)  # there is something to leave out
+    assert any(0.99 * most < each.peak_reserved_bytes < most for each in tried)  # something is omitted
     assert explain(recording).suggestions == [] == tune(recording, Goal.parse("balanced")).advice
     for command in ("explain", "tune"):
         with pytest.raises(SystemExit):
@@ -290,7 +290,7 @@ def labelled() -> allotment.Allocator:
 
 
 def with_a_microsecond_between(snapshot: dict[str, Any]) -> bytes:
-    """Entries and annotations in the order they were made in, so that the clock's resolution plays no part."""
+    """Entries and annotations in the order in which they were made, so that the clock's resolution does not matter."""
     entries, notes = snapshot["device_traces"][0], snapshot["external_annotations"]
     for time_us, entry in enumerate(entries):
         entry["time_us"] = 10 * time_us

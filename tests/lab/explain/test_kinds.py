@@ -1,4 +1,4 @@
-"""What kind of memory blocks are, and lines for those whose stacks tell none."""
+"""The kind of memory of blocks, and lines for those whose stacks show none."""
 
 from __future__ import annotations
 

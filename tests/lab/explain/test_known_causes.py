@@ -1,4 +1,4 @@
-"""Programs that need much memory for a known reason: what `explain` says first names it."""
+"""Programs that need much memory for a known reason: the first finding of `explain` names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What frames of PyTorch tell about the memory that was allocated under them."""
+"""What frames of PyTorch show about the memory that was allocated under them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mark(names: Names) -> Mark:
         (calling_backward(56), Mark.CALLS_BACKWARD, Mark.BACKWARD | Mark.FORWARD),
         (optimizing(57, "step"), Mark.OPTIMIZER, Mark.FORWARD),
         ((("clip_grad_norm_", f"{TORCH}/nn/utils/clip_grad.py", 80), *own(58)), Mark(0), Mark.FORWARD),
-        # A custom function: its forward pass is called by the program, its backward pass by the engine.
+        # A custom function: the program calls its forward pass, the engine its backward pass.
         ((("apply", f"{TORCH}/autograd/function.py", 575), *own(41)), Mark(0), Mark.BACKWARD),
         ((("f", f"{HOME}/f.py", 3), ("apply", f"{TORCH}/autograd/function.py", 307)), Mark.BACKWARD, Mark(0)),
         ((("unpack_hook", f"{TORCH}/utils/checkpoint.py", 1100),), Mark.BACKWARD | Mark.RECOMPUTE, Mark(0)),

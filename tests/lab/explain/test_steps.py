@@ -1,4 +1,4 @@
-"""Steps of a run and what grows with them; histories that have neither."""
+"""Steps of a run, what grows with them, and histories that have neither."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_folders_and_patterns_are_files_in_the_order_of_their_numbers(ranks: Pat
     assert [Path(file).name for file in snapshot_files([str(ranks)])] == names
     assert [Path(file).name for file in snapshot_files([str(ranks / "rank*.pickle"), str(ranks)])] == names
     assert snapshot_files(["-"]) == ["-"]
-    assert snapshot_files(["no such file"]) == ["no such file"]  # said by who opens it
+    assert snapshot_files(["no such file"]) == ["no such file"]  # reported when the file is opened
 
 
 @pytest.mark.parametrize("given", [["nothing*.pickle"], ["-", "other"], [str(Path(__file__).parent)]])
@@ -60,7 +60,7 @@ def test_what_stands_for_no_file_is_refused(given: list[str]) -> None:
 
 
 def die_once(marker: str, file: str) -> str:
-    """Kills its process the first time it comes to one of the files."""
+    """Kills its process the first time that it processes one of the files."""
     if file.endswith("rank3.pickle") and not os.path.exists(marker):
         Path(marker).touch()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Recorded histories under dense placement: how much is reserved, what a driver is called for, what fits."""
+"""Recorded histories under dense placement: reserved memory, driver calls, and capacities that fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_hardly_more_is_reserved_than_was_live(path: Path) -> None:
 
 
 def test_waste_is_measured_by_what_was_live_in_the_recording() -> None:
-    """Blocks that wait for other streams are had again earlier: less is active, and that is no waste."""
+    """Blocks that wait for other streams are reused earlier: less is active, and that is not waste."""
     recording = read_recording("sample")
 
     dense = recording.replay("placement:dense")
@@ -52,7 +52,7 @@ def test_memory_that_moves_in_a_history_is_not_taken_for_released(tmp_path: Path
     allocator.settings = "garbage_collection_threshold:0.9"
     snapshot = allocator.snapshot()
     if written_by == "PyTorch":
-        del snapshot["allotment_views"]  # there is no place for them in what it writes
+        del snapshot["allotment_views"]  # its format has no room for them
     (tmp_path / "dense.pickle").write_bytes(pickle.dumps(snapshot))
 
     recording = read_recording(tmp_path / "dense.pickle")

@@ -1,5 +1,7 @@
-"""Numbers in a snapshot that cannot be about memory are refused before they reach the engine, each in its own process:
-all of these ended it once, or took gigabytes."""
+"""Numbers in a snapshot that cannot describe memory are refused before they reach the engine.
+
+Each is tested in a separate process: each once crashed it, or took gigabytes.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Outcome]:
-    """What replay said of each snapshot. A program forks for each of them, because starting one takes longer."""
+    """Return what replay printed for each snapshot. One program forks for each, because starting one takes longer."""
     folder = tmp_path_factory.mktemp("snapshots")
     runs = [(name, "as recorded") for name in SNAPSHOTS] + [(name, way) for name in TAKEN for way in WAYS]
     paths = {name: folder / f"{number}.pickle" for number, name in enumerate({**SNAPSHOTS, **TAKEN})}

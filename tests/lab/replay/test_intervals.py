@@ -1,4 +1,4 @@
-"""Ordered keys and stretches against a set and a dictionary."""
+"""Ordered keys and intervals against a set and a dictionary."""
 
 from hypothesis import given
 from hypothesis import strategies as st

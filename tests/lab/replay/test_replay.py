@@ -1,4 +1,4 @@
-"""Replaying PyTorch snapshots: recorded ones, ones cut off, and random programs of our own."""
+"""Replaying PyTorch snapshots: recorded ones, truncated ones, and random programs of our own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def figures(result: Result) -> dict[str, int]:
 
 
 def without_first(snapshot: Snapshot, entries: int) -> Snapshot:
-    """The snapshot as it would be if the ring had lost its first entries."""
+    """Return the snapshot as if the ring had lost its first entries."""
     traces = []
     for trace in snapshot.traces:
         columns: dict[str, Any] = {field.name: getattr(trace, field.name) for field in dataclasses.fields(trace)}
@@ -178,7 +178,7 @@ def test_random_programs_come_out_as_recorded(seed: int, options: dict[str, Any]
 
 
 def test_segments_of_a_replay_that_went_its_own_way_find_their_place_without_searching() -> None:
-    """Of two requests the second has no segment in the history, so all that follows is placed anew."""
+    """Of two requests the second has no segment in the history, so all later ones are placed anew."""
     entries = [
         {"action": "alloc", "addr": (1 << 40) + (number << 21), "size": 1 << 20, "stream": number}
         for number in range(30_000)
@@ -259,7 +259,7 @@ def test_a_history_that_empties_the_cache_after_each_request_comes_out(size: int
 
 
 def test_many_pools_and_many_segments_are_found_without_searching() -> None:
-    """Each of these would take minutes if anything looked at all of the others."""
+    """Each of these would take minutes if any code examined all the others."""
     entries = []
     for number in range(30_000):
         at = {"addr": (1 << 40) + number * (2 << 20), "stream": 0, "pool_id": (0, 1 + number)}

@@ -25,7 +25,7 @@ class Falling:
 
 
 def snapshot_of(version):
-    """A history in which it counts which of equal segments is taken, in the form of a version."""
+    """A history that depends on which of several equal segments is taken, in the form of a version."""
     device = SimulatedDevice(1 << 30, script=Falling())
     allocator = allotment.Allocator(device, settings=f"compat:{version}")
     allocator.record_history(context=None)

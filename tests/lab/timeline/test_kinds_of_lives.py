@@ -1,4 +1,4 @@
-"""A timeline by the lines and kinds of memory that `explain` tells."""
+"""A timeline grouped by the lines and kinds of memory that `explain` reports."""
 
 from __future__ import annotations
 

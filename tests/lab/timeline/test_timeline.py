@@ -88,7 +88,7 @@ def test_moments_have_the_numbers_that_explain_gives_them(path: Path) -> None:
     shown = Run(timeline, {}).overview()
     assert shown["peak_reserved"]["entry"] == told.peak.entry
     assert shown["peak_live"]["entry"] == told.live_peak.entry
-    assert np.all(np.diff(timeline.entries) >= 0)  # or they could not stand on an axis
+    assert np.all(np.diff(timeline.entries) >= 0)  # otherwise they could not be on an axis
 
 
 @pytest.mark.parametrize("chosen", OTHER_SETTINGS)
@@ -105,7 +105,7 @@ def test_other_settings_reserve_what_a_replay_says(path: Path, chosen: str) -> N
 
 
 def counted(timeline: Timeline, low: int, high: int) -> tuple[int, int]:
-    """The most in use and the most reserved in a stretch, by looking at each moment."""
+    """Return the most in use and the most reserved in an interval, by examining each moment."""
     lives, units = timeline.lives, timeline.units
     live = [lives.requested[(lives.begin <= t) & (lives.freed > t)].sum() for t in range(low, high)]
     held = [units.size[(units.begin <= t) & (units.end > t)].sum() for t in range(low, high)]

@@ -88,7 +88,7 @@ def test_what_another_pace_of_streams_would_need_is_said_and_holds_the_real_run(
     least, most = advised(recording, predicted).paced_bytes
     real = read_recording(TRACES / "streams_prefetch.expandable.pickle.gz").replay().peak_reserved_bytes
     assert least <= predicted.peak_reserved_bytes <= most
-    assert predicted.peak_reserved_bytes != real  # the GPU was done at other requests, which no replay can know
+    assert predicted.peak_reserved_bytes != real  # the GPU finished at other requests, which no replay can know
     assert least <= real <= most
 
 
@@ -111,7 +111,7 @@ def test_settings_that_come_to_the_same_are_one_row(
 
 
 def leaking(capacity: str = "200MiB") -> allotment.Allocator:
-    """Keeps 8 MiB of each step until it runs out of memory, at which its recording ends."""
+    """Keeps 8 MiB of each step until it runs out of memory, where its recording ends."""
     allocator = allotment.Allocator("sim:1GiB", settings="compat:2.11", limit=capacity)
     allocator.record_history()
     kept = []
@@ -251,7 +251,7 @@ def test_a_setting_that_is_best_while_loading_and_another_after_are_both_named(t
     mib = 1 << 20
     kept = [allocator.malloc(33 * mib) for _ in range(8)]  # 48 MiB each where sizes are rounded up
     for size in range(33, 64, 2):
-        allocator.free(allocator.malloc(size * mib))  # each too large for those before it, unless rounded up
+        allocator.free(allocator.malloc(size * mib))  # each too large for the earlier ones, unless rounded up
     allocator.history.dump_snapshot(tmp_path / "run.pickle")
     recording = read_recording(tmp_path / "run.pickle")
     tuned = tune(recording, Goal.parse("min-memory"), settings=["", "roundup_power2_divisions:2"])
