@@ -17,13 +17,14 @@ help: ## this list
 demo: $(VENV)/built ## a recorded job that needed too much memory, why, and what would do; then a job that runs here
 	$(BIN)/allotment demo
 
-# Tests start hundreds of interpreters. Where none may write bytecode, each would compile every module it imports.
+# Tests start hundreds of interpreters. If none may write bytecode, each compiles every module that it imports.
 ifdef PYTHONDONTWRITEBYTECODE
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
 endif
 
-# A file's tests stay together: what one of them compiles, the others use. tests/conftest.py says which files come first.
+# Tests of one file run in one worker: what one of them compiles, the others use. tests/conftest.py says which files
+# come first.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/built $(VENV)/tools ## all tests that need no GPU, except the long sweeps
 	$(PYTEST) -m "not gpu and not slow"
@@ -66,7 +67,7 @@ wheels: $(VENV)/installed ## a source archive, and a wheel for each of PYTHONS t
 bench: $(VENV)/built ## the hot path next to every peer that is installed
 	$(BIN)/allotment bench
 
-# A machine with a GPU may have no network: this one uses the Python it is given, and what is installed there.
+# A machine with a GPU may have no network: this target uses the given Python, and the packages installed there.
 gpu: ## tests and benchmarks that need an NVIDIA GPU, with PYTHON as it is; results in build/gpu
 	$(PYTHON) setup.py --quiet build_ext --inplace
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
@@ -139,7 +140,7 @@ $(COVERAGE)/built: $(SOURCES) pyproject.toml setup.py | $(VENV)/tools
 	cd $(COVERAGE) && ALLOTMENT_TRACE=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 
-# The bugs made on purpose are one more module below src, so they get the flags that the engine gets.
+# The planted bugs are one more module below src, so they get the flags that the engine gets.
 build/address/built: SANITIZE := address,undefined
 build/thread/built: SANITIZE := thread
 build/address/built build/thread/built: $(SOURCES) tests/sanitize/planted.pyx setup.py | $(VENV)/tools

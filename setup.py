@@ -32,7 +32,7 @@ LINUX_ONLY = (
     "allotment.numpy.",
     "allotment.torch._deep.",
 )
-# Code that runs once a call or less often, and that users do not wait for: optimizing it costs more than it gains.
+# Code that runs at most once per call, and that users do not wait for: optimizing it costs more than it gains.
 OFF_THE_HOT_PATH = (
     "allotment._core.edge.",
     "allotment._core.contract.probe",
@@ -54,7 +54,7 @@ OFF_THE_HOT_PATH = (
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 QUICK = os.environ.get("ALLOTMENT_QUICK") == "1"
 SANITIZERS = os.environ.get("ALLOTMENT_SANITIZE", "")
-GENERATED_CODE = ["-Wno-unused-function", "-Wno-sign-compare"]  # Cython writes such things, and means them
+GENERATED_CODE = ["-Wno-unused-function", "-Wno-sign-compare"]  # Cython generates such code on purpose
 
 
 def compile_flags(module: str) -> list[str]:
@@ -126,9 +126,9 @@ class Build(BuildLibraries):
         "initializedcheck": False,
         "embedsignature": True,
         "embedsignature.format": "clinic",  # only where `inspect.signature` has no better source
-        "freethreading_compatible": True,  # docs/threads.md says what guards what
-        "annotation_typing": False,  # annotations are for the stubs; what is typed for speed says so in C
-        "emit_code_comments": False,  # nobody reads the C, and the compiler has to
+        "freethreading_compatible": True,  # docs/threads.md says which lock guards which data
+        "annotation_typing": False,  # annotations are only for the stubs; code that is typed for speed uses C types
+        "emit_code_comments": False,  # nobody reads the C, but the compiler has to
         "linetrace": TRACED,
     }
 

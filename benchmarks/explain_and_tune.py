@@ -1,10 +1,10 @@
-"""What `explain` and `tune` say about recorded runs, and how long they take.
+"""The results of `explain` and `tune` on recorded runs, and how long they take.
 
     python benchmarks/explain_and_tune.py FOLDER [--markdown FILE]     a line for each recording in a folder
     python benchmarks/explain_and_tune.py --settings                   1,000 settings on a history of 100,000 events
     python benchmarks/explain_and_tune.py --events 10000000            `explain` on a long history: seconds and memory
 
-Of a recording beside which `<name>.stats.json` has the counters of the run, the recorded peak is taken from there.
+If `<name>.stats.json` beside a recording has the counters of the run, the recorded peak is from there.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def recorded_peak(file: Path) -> int | None:
 
 
 def expandable_run(file: Path) -> Path | None:
-    """The same job, recorded with expandable segments, if there is such a recording."""
+    """Return the same job, recorded with expandable segments, if such a recording exists."""
     other = file.with_name(file.name.replace(".default.", ".expandable."))
     return other if other != file and other.exists() else None
 
 
 def parted(a: Recording, b: Recording) -> str:
-    """Where two runs of one program begin to ask for something else; a prediction can be exact only if they do not."""
+    """Return where two runs of one program begin to differ; a prediction can be exact only if they do not."""
     ours, theirs = (run.calls[run.calls["block"] >= 0] for run in (a, b))
     requests, others = (calls[calls["kind"] == Kind.MALLOC]["size"] for calls in (ours, theirs))
     together = min(len(requests), len(others))
@@ -115,7 +115,7 @@ def of_folder(folder: Path, markdown: Path | None) -> None:
 
 
 def record(path: Path, events: int) -> None:
-    """A job of changing sizes on a simulated device; three events a pair, and some segments."""
+    """A job of changing sizes on a simulated device; three events per pair, and some segments."""
     allocator = allotment.Allocator("sim:64GiB", settings="compat:2.11")
     allocator.record_history(max_entries=events)
     choose = random.Random(1)
@@ -148,7 +148,7 @@ def long_history(folder: Path, events: int) -> None:
     subprocess.run([sys.executable, "-m", "allotment", "explain", str(path), "--json"], check=True, capture_output=True)
     seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    # The largest of the children so far; the one that recorded needs less than half of it.
+    # The largest of the children so far; the recording one needs less than half of it.
     memory = after.ru_maxrss / (1 << 20)
     size = path.stat().st_size / (1 << 20)
     print(f"explain of {events:,} events ({size:,.0f} MiB): {seconds:.1f} s, {memory:.2f} GiB at the most")

@@ -1,9 +1,9 @@
-"""What history costs, in one run: python benchmarks/history.py [--json]
+"""The cost of the history, in one run: python benchmarks/history.py [--json]
 
 A malloc + free pair with history off, on without stacks, on with Python stacks, and both of these streamed to a file,
 taken in turns; and the time of a snapshot with 100,000 events (goal: under 50 ms) and of writing it to a file.
 
-Times are the least of several, and ratios those of the least: other programs on the machine only ever add.
+Times are minima of several, and ratios those of the minima, because other programs on the machine only add time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 
 def snapshot_ms(context: str | None) -> tuple[float, float]:
-    """Of taking one, and of writing one to a file."""
+    """Return the time of taking a snapshot, and of writing one to a file."""
     allocator = allocator_with(context, True)
     for _ in range(EVENTS // 3 + 1):
         allocator.free(allocator.malloc(1000))

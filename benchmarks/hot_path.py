@@ -1,11 +1,11 @@
-"""What malloc and free cost, in this tree and in others, measured in turns.
+"""The cost of malloc and free, in this tree and in others, measured in turns.
 
     python benchmarks/hot_path.py [--rounds 25] [--only WORDS] [SOURCE...]
 
 SOURCE is the folder `src` of another tree, built with the same Python; the state before a change, for instance. Each
-tree has a process of its own. They take turns, figure by figure, and of five short takings the least counts: so a busy
-machine disturbs them little and alike. Prints for each figure the median in nanoseconds, and for the other trees also
-the median of the ratios of this tree's figure to theirs.
+tree has a separate process. They take turns, figure by figure, and the minimum of five short measurements counts: so a
+busy machine disturbs them little and equally. Prints for each figure the median in nanoseconds, and for the other trees
+also the median of the ratios of this tree's figure to theirs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Measure = Callable[[int], float]
 
 
 def replacing_in_python(malloc: Callable[[int], int], free: Callable[[int], object]) -> Measure:
-    """As in benchmarks/gpu/latency.py: one of 256 live blocks makes way for another size."""
+    """As in benchmarks/gpu/latency.py: one of 256 live blocks is replaced by one of another size."""
     choose = random.Random(1)
     plan = [(choose.randrange(LIVE), choose.choice(SIZES)) for _ in range(4_000)]
     live = [malloc(choose.choice(SIZES)) for _ in range(LIVE)]
@@ -52,7 +52,7 @@ def replacing_in_python(malloc: Callable[[int], int], free: Callable[[int], obje
 
 
 def on_threads(pairs: list[Any], size: int) -> Measure:
-    """Nanoseconds that a pair takes while each of these allocators has a thread that does nothing else."""
+    """Return the nanoseconds of a pair while each of these allocators has a thread that does nothing else."""
 
     def measure(count: int) -> float:
         threads = [threading.Thread(target=each.pair_ns, args=(size, count)) for each in pairs]
@@ -67,7 +67,7 @@ def on_threads(pairs: list[Any], size: int) -> Measure:
 
 
 def measures() -> dict[str, tuple[Measure, int]]:
-    """Each figure, and how many calls one taking of it needs."""
+    """Return each figure, and how many calls one measurement needs."""
     from allotment import Allocator
     from allotment.lab.bench.hot_path import CPairs, EmptyAllocator
     from allotment.lab.bench.run import python_pair_ns
@@ -99,7 +99,7 @@ def measures() -> dict[str, tuple[Measure, int]]:
 
 
 def answer() -> None:
-    """Measure what is asked for on standard input, a name a line."""
+    """Measure the figures named on standard input, a name per line."""
     threading.Thread(target=threading.Event().wait, daemon=True).start()  # locks are cheaper in a process without
     gc.disable()
     figures = measures()

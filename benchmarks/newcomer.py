@@ -3,7 +3,7 @@
     python benchmarks/newcomer.py SNAPSHOT [--json]
 
 Clones this repository into an empty folder, types there what README.md says, and prints what was typed with the seconds
-it took. Nothing that was built before is used: neither this tree nor ccache. Fails if no line to paste comes out.
+it took. Uses nothing that was built before: neither this tree nor ccache. Fails if no line to paste comes out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = (
     ". mine/bin/activate && allotment explain run.pickle",
     ". mine/bin/activate && allotment tune run.pickle",
 )
-"""What is typed, in a folder that has the snapshot and nothing else."""
+"""The commands that are typed, in a folder that contains only the snapshot."""
 
 
 def main() -> None:

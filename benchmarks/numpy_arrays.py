@@ -2,12 +2,11 @@
 
     python benchmarks/numpy_arrays.py [--sizes 1 8 32 64 256] [--rounds 7] [--out results.json]
 
-For each size four fresh processes do the same work in turns, one operation at a time, so that what disturbs the
-machine disturbs all four. Another one begins in each round, so that none finds its arrays in the processor's cache more
-often than the others. Times are over that of the default in the same round, so 2.0 is twice as fast; a row's figure is
-the middle one of its rounds. `control` is like the default, but does the operation into memory that is there already:
-what could be gained at most. pandas is used if it is installed. Resident memory is looked at when all is done, then
-after the idle policy.
+For each size four new processes do the same work in turns, one operation at a time, so that a disturbance affects all
+four. A different one begins in each round, so that none finds its arrays in the processor's cache more often than the
+others. Figures are the default's time over the process's time in the same round, so 2.0 is twice as fast; a row shows
+the median of its rounds. `control` is like the default, but writes into existing memory: the largest possible gain.
+pandas is used if it is installed. Resident memory is measured at the end, then after the idle policy.
 """
 
 import argparse
@@ -31,7 +30,7 @@ KINDS = ("default", "allotment", "tuned", CONTROL)
 
 
 def operations(size: int):
-    """{name: (with new memory, the same into memory that is there)} on arrays of `size` bytes."""
+    """Return {name: (with new memory, the same into existing memory)} on arrays of `size` bytes."""
     import numpy as np
 
     count = size // 8
@@ -101,7 +100,7 @@ def resident(key: str = "VmRSS") -> int:
 
 
 def worker(kind: str, size: int) -> None:
-    """Do what standard input asks for, a line each, and say how long it took."""
+    """Do the operations named on standard input, one per line, and report their time."""
     if kind == "allotment":
         import allotment.numpy
 

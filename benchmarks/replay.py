@@ -1,4 +1,4 @@
-"""How fast histories are replayed, on one core: python benchmarks/replay.py SNAPSHOT...
+"""The speed of replays, on one core: python benchmarks/replay.py SNAPSHOT...
 
 Input trace entries a second of processor time, comparison off, loading not counted; the best and the median of several
 replays, the same with every entry compared, and the time to load. Without a file, the sample of the package is taken.
@@ -13,7 +13,7 @@ import time
 from allotment.lab.replay.run import SAMPLE, read_recording
 
 ENTRIES = 2_000_000
-"""Replayed for each file, at least."""
+"""The least number of entries replayed for each file."""
 
 
 def main(snapshots: list[str]) -> None:

@@ -4,7 +4,7 @@ first     a handle whose memory is not mapped yet in the process that opens it
 again     a handle that is open there already
 cycle     opened and closed, nothing else open: link, mapping and all
 share     a handle made, by the owner
-1 GiB     shared, opened and closed again: how long it takes until the other process has the memory
+1 GiB     shared, opened and closed again: the time until the other process has the memory
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import allotment
 
 MIB = 1 << 20
 BLOCKS = 100
-BLOCK_SIZE = 12 * MIB  # of this size on, a plain block is a segment of its own
+BLOCK_SIZE = 12 * MIB  # from this size on, a plain block is a separate segment
 AGAIN = 2000
 CYCLES = 500
 HANDED_OVER = 1 << 30
@@ -27,7 +27,7 @@ SETTINGS = {"plain": "", "expandable": "expandable_segments:True", "dense": "pla
 
 
 def importer(link: Any) -> None:
-    """The process that opens: does what it is told, and says how long it took."""
+    """The process that opens: runs commands, and reports their duration."""
     opened = []
     while (request := link.recv()) is not None:
         kind, handles = request

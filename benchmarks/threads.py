@@ -3,12 +3,12 @@
     python benchmarks/threads.py [--threads 1,2,4,8,16] [--seconds 0.5] [--rounds 5] [--device host,sim:64GiB]
                                  [--out FILE.json]
 
-Each thread frees and allocates one block of 1000 bytes on a stream of its own, as often as it can: from Python
+Each thread frees and allocates one block of 1000 bytes on its own stream, as often as it can: from Python
 (`Allocator.malloc` and `free`), and from C (a compiled loop over the entry points, without the interpreter). All
-threads share one device, or each has a device of its own. The limit of the machine is the same number of threads that
+threads share one device, or each has its own device. The limit of the machine is the same number of threads that
 count, each on its own: from Python an empty compiled call, from C a walk over a private array. With an interpreter lock
-the threads of Python take turns; run it with a free-threaded Python to see them side by side. Figures are millions of
-pairs a second, medians of the rounds, which take turns through all figures; "x" is the ratio to one thread.
+the Python threads take turns; run it with a free-threaded Python to see them in parallel. Figures are millions of pairs
+a second, medians of the rounds, which take turns through all figures; "x" is the ratio to one thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def c_pairs(allocator: Allocator, stream: int) -> Work:
 
 
 def rate(works: list[Work], seconds: float) -> float:
-    """Millions of pairs a second of one thread for each work, all at once."""
+    """Return the millions of pairs per second of one thread for each work, all at once."""
     start = threading.Barrier(len(works) + 1)
     done = [0] * len(works)
     over = [False]

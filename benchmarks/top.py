@@ -1,12 +1,12 @@
-"""What `allotment top` costs the processes that it looks at, and what it costs itself.
+"""The cost of `allotment top` for the processes that it reads, and its own cost.
 
     python benchmarks/top.py --processes 8
 
-Busy processes do nothing but pairs of `malloc` and `free`. In turns, in an order that changes, they are not monitored,
-monitored with nobody looking, and looked at every second and ten times a second. A pair's time is that of the middle
-one of stretches of 2,000 pairs; a turn's figure is the lower quartile over all processes and rounds, since other
-programs on the machine only ever add. What an answer costs besides is measured on a process that does nothing else, as
-processor time: so much is lost to pairs at each look.
+Busy processes do nothing but pairs of `malloc` and `free`. In turns, in a changing order, they are not monitored,
+monitored without a reader, and read every second and ten times a second. A pair's time is the median of runs of 2,000
+pairs; a turn's figure is the lower quartile over all processes and rounds, because other programs on the machine only
+add time. The processor time of an answer is measured separately, on a process that does nothing else: each reading
+costs the pairs that much.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOOKS = 1000
 
 
 def milliseconds_of_an_answer() -> float:
-    """Processor time that a look takes of the process that is looked at."""
+    """Return the processor time that a reading takes of the process that is read."""
     from allotment._monitor.asking import ask_all
 
     idle = subprocess.Popen([sys.executable, "-c", IDLE], stdin=-1, stdout=-1, text=True)
@@ -73,7 +73,7 @@ def start(settings: str, count: int) -> list[subprocess.Popen[str]]:
 
 
 def measure(busy: list[subprocess.Popen[str]], seconds: float, every: float | None) -> tuple[list[float], float, int]:
-    """Nanoseconds a pair of each process; processor seconds of the looks, and how many there were."""
+    """Return nanoseconds per pair of each process; processor seconds of the readings, and their number."""
     from allotment._monitor.asking import ask_all
     from allotment._monitor.overview import overview
 

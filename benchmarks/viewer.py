@@ -1,9 +1,10 @@
-"""How fluid `allotment view` is on a long history: python benchmarks/viewer.py [--entries N] [--snapshot FILE] [--json]
+"""The responsiveness of `allotment view` on a long history: python benchmarks/viewer.py [--entries N] [--snapshot FILE]
+[--json]
 
 Makes a snapshot of ten million entries (a training run of many small layers, with stacks), reads it, serves it and
-opens it in a browser without a head. Told are the seconds to read it, from there to the first picture, the time of a
-frame while the wheel zooms, the time of an answer while the moment is scrubbed, and the memory of server and page.
-Needs `chromium` and `chromedriver`.
+opens it in a headless browser. Prints the seconds to read it, from there to the first picture, the time of a frame
+while the wheel zooms, the time of an answer while the moment is scrubbed, and the memory of server and page. Needs
+`chromium` and `chromedriver`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ requestAnimationFrame(watch);
 
 
 class Training:
-    """Requests of a training loop: parameters that stay, activations that come and go with inputs of varying length."""
+    """Requests of a training loop: parameters that stay, and activations of inputs of varying length."""
 
     def __init__(self, allocator: allotment.Allocator) -> None:
         self.allocator = allocator
@@ -113,7 +114,7 @@ def measured(snapshot: Path) -> dict[str, Any]:
         grouped = regrouped(browser)
         page = browser.page_mib()
         server.close()
-    read = marks["replaying"]  # what comes before: the file, and what was asked of the allocator
+    read = marks["replaying"]  # before that: the file, and the requests to the allocator
     return {
         "entries": runs.shown[0].about["events"],
         "blocks": len(runs.shown[0].timeline.lives),
@@ -133,7 +134,7 @@ def measured(snapshot: Path) -> dict[str, Any]:
 
 
 def zoomed(browser: Browser) -> dict[str, float]:
-    """Frames while the wheel goes all the way in and out again."""
+    """Return the times of frames while the wheel zooms all the way in and out again."""
     box = browser.run("return document.querySelector('.live .u-over').getBoundingClientRect().toJSON()")
     x, y = box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2
     browser.run(WATCH_FRAMES)
@@ -145,7 +146,7 @@ def zoomed(browser: Browser) -> dict[str, float]:
 
 
 def scrubbed(browser: Browser) -> dict[str, float]:
-    """From asking for a moment to its picture, at moments all over the history."""
+    """Return the times from the request for a moment to its picture, at moments all over the history."""
     times = []
     for i in range(40):
         times.append(

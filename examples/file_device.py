@@ -1,10 +1,10 @@
 """A device whose memory is a file.
 
-Everything that makes it a device for Allotment is here, in Python: plain memory, virtual memory, how much is
-left, and copies. It has no streams of its own: what it does is done when the call returns.
+This file has everything that makes it a device for Allotment, in Python: plain memory, virtual memory, the amount of
+free memory, and copies. It has no streams: an operation is done when its call returns.
 
-The file is sparse and temporary. A piece of it that is in use is mapped into this process, so the addresses
-are real ones, and what programs write there can be looked at, in memory and in the file.
+The file is sparse and temporary. A piece of it that is in use is mapped into this process, so the addresses are real,
+and data that programs write there can be read, in memory and in the file.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class FileDevice(Backend):
         self._chunks: dict[int, Piece] = {}  # handle -> its piece of the file
         self._mappings: dict[int, Piece] = {}  # address -> the piece that is mapped there
         self._last_chunk = 0
-        # The methods below are called from any thread; ours change several tables at once.
+        # The methods below are called from any thread; these change several tables at once.
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Give everything back to the system; for when no allocator uses the device any more."""
+        """Return everything to the system, once no allocator uses the device any more."""
         with self._lock:
             while self._segments:
                 address, piece = self._segments.popitem()
@@ -54,15 +54,15 @@ class FileDevice(Backend):
             self._chunks.clear()
             self._file.close()
 
-    # Plain memory. This pair alone would make a device.
+    # Plain memory. These two methods alone would make a device.
 
     def allocate(self, size: int, stream: int) -> int:
         with self._lock:
-            piece = self._space.take(size)  # raises MemoryError: the allocator then frees its cache and asks again
+            piece = self._space.take(size)  # raises MemoryError: the allocator then releases its cache and retries
             try:
                 address = map_memory(piece.size, READ_WRITE, mmap.MAP_SHARED, self._file.fileno(), piece.offset)
             except BaseException:
-                self._space.give_back(piece)  # a call that fails has changed nothing
+                self._space.give_back(piece)  # a failed call has changed nothing
                 raise
             self._segments[address] = piece
             return address
@@ -87,8 +87,8 @@ class FileDevice(Backend):
             raise UnsupportedError(f"cannot copy from device {source_device} to device {destination_device}")
         ctypes.memmove(destination, source, size)
 
-    # Virtual memory. A range is addresses that nothing may touch, a chunk is a piece of the file, and a mapping
-    # puts a chunk at some of those addresses.
+    # Virtual memory. A range is a run of inaccessible addresses, a chunk is a piece of the file, and a mapping puts a
+    # chunk at some of those addresses.
 
     def granularity(self) -> int:
         return PAGE
@@ -171,7 +171,7 @@ class FileDevice(Backend):
 
 @dataclass(eq=False)
 class Piece:
-    """A part of the file that is in use, by a segment or as a chunk."""
+    """A used part of the file, by a segment or as a chunk."""
 
     offset: int
     size: int
@@ -180,7 +180,7 @@ class Piece:
 
 
 class FileSpace:
-    """Which parts of the file are free: (offset, size) in order, with a used part between any two."""
+    """The free parts of the file: (offset, size) in order, with a used part between any two."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

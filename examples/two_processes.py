@@ -1,4 +1,4 @@
-"""Two processes work on one block: the parent writes, the child adds, nothing is copied."""
+"""Two processes work on one block: the parent writes, the child adds; nothing is copied."""
 
 import multiprocessing
 
@@ -8,11 +8,11 @@ import allotment
 
 
 def add_one(handle: allotment.SharedHandle) -> None:
-    """What the child does: open the block, work on it, give it back."""
+    """The child: open the block, work on it, close it."""
     with allotment.open_shared(handle) as buffer:
         numbers = np.frombuffer(buffer, np.float32)
         numbers += 1
-        del numbers  # a buffer that arrays see cannot be closed
+        del numbers  # a buffer that arrays use cannot be closed
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""Runs a few tests from a folder that nobody else can read: as root, if root runs this, and as an ordinary user.
+"""Runs a few tests from a folder that no other user can read: as root, if root runs this, and as an ordinary user.
 
     .venv/bin/python tools/private.py [TEST...]          `make private`
 
 Copies the built tree into a new folder of mode 0700. Tests that change the user or the folder, keep files in the user's
-home or start other programs run there: first as root from a folder of root's, then as a user without a home and without
-rights, who owns the folder by then. Without root only the second half runs, as the current user. Exit code 1 if a test
-fails or no test ran.
+home or start other programs run there: first as root from root's folder, then as a user without a home and without
+rights, after the folder's owner was changed to that user. Without root only the second half runs, as the current user.
+Exit code 1 if a test fails or no test ran.
 """
 
 from __future__ import annotations

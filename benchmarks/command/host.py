@@ -1,7 +1,7 @@
-"""What being in command of memory does and costs, without a GPU: `python benchmarks/command/host.py [PART ...]`.
+"""Results and costs of controlling memory, without a GPU: `python benchmarks/command/host.py [PART ...]`.
 
 sleep       1 GiB of weights asleep and awake 100 times on the host: contents, drift, seconds, GB/s
-stolen      another allocator takes the memory meanwhile: the resume fails whole, and succeeds after
+stolen      another allocator takes the memory meanwhile: the resume fails without any change, and succeeds later
 threads     8 threads on a full device, for a while: requests served and lost, deadlocks
 soft        a soft limit over a churn on a simulated device: how far it was passed
 sanitizer   a pair of malloc and free with and without
@@ -28,13 +28,13 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def sleep(size: int = GIB, times: int = 100) -> dict[str, Any]:
-    """Asleep and awake; nothing may grow from the tenth time to the last."""
+    """Sleep and wake; nothing may grow from the tenth time to the last."""
     allocator = allotment.Allocator("host")
     with allotment.tag("weights"):
         parts = [allocator.array(size // 8 // 4, "int32") for _ in range(8)]
@@ -67,7 +67,7 @@ def sleep(size: int = GIB, times: int = 100) -> dict[str, Any]:
 
 
 def stolen() -> dict[str, Any]:
-    """The memory is taken while it sleeps."""
+    """Another allocator takes the memory while it sleeps."""
     device = allotment.SimulatedDevice(10 * GIB)
     allocator, thief = allotment.Allocator(device), allotment.Allocator(device)
     with allotment.tag("weights"):
@@ -91,7 +91,7 @@ def stolen() -> dict[str, Any]:
 
 
 def threads(seconds: float = 60.0) -> dict[str, Any]:
-    """Eight threads, each wants a third of the device again and again."""
+    """Eight threads, each of which requests a third of the device again and again."""
     allocator = allotment.Allocator("sim:60MiB")
     allocator.on_out_of_memory(relief.wait(allocator, seconds=30), tries=1_000_000)
     end = time.monotonic() + seconds
@@ -127,7 +127,7 @@ def threads(seconds: float = 60.0) -> dict[str, Any]:
 
 
 class Churn:
-    """Live memory up to half of a soft limit, of all sizes and two streams; reserved memory is looked at each step."""
+    """In use is up to half of a soft limit, in all sizes and on two streams; each step checks reserved memory."""
 
     def __init__(self, settings: str, limit: int) -> None:
         self.allocator = allotment.Allocator("sim:8GiB", settings=settings)
@@ -149,7 +149,7 @@ class Churn:
 
 
 def soft(seconds: float = 600.0) -> dict[str, Any]:
-    """Each way of placing memory takes a step in turn, all of them over the whole time."""
+    """Each placement takes a step in turn, all of them over the whole time."""
     churns = {name: Churn(name, 2 * GIB) for name in ("", "expandable_segments:True", "placement:dense")}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -164,7 +164,7 @@ def soft(seconds: float = 600.0) -> dict[str, Any]:
 
 
 def sanitizer(pairs: int = 20_000) -> dict[str, Any]:
-    """Microseconds of a pair, on the host."""
+    """Return the microseconds of a pair, on the host."""
     found = {}
     for name, options in (("off", {}), ("on", {"sanitize": True})):
         allocator = allotment.Allocator("host", **options)

@@ -1,12 +1,12 @@
-"""Every snapshot of a folder under PyTorch's placement, plain and expandable, and under dense placement.
+"""Replays every snapshot of a folder under PyTorch's placement, plain and expandable, and under dense placement.
 
     python benchmarks/dense/compare.py SNAPSHOT_OR_FOLDER... [--fit] [--settings S]... [--out FILE.json]
 
-Prints, for each workload: the most live in the recording, what any placement has to reserve over it, peak reserved over
-it, driver time and its ratio to that of PyTorch's default in the same run, driver calls about memory in the last
-quarter, and with --fit the smallest device over the most live. Then geometric means; workloads whose names begin with
-graph_train (private pools hold memory that nothing uses) or fsdp (dense placement has less live than was recorded) are
-left out of them and shown apart.
+Prints, for each workload: the peak in use in the recording, the least that any placement has to reserve over it, peak
+reserved over it, driver time and its ratio to that of PyTorch's default in the same run, driver calls about memory in
+the last quarter, and with --fit the smallest device over the peak in use. Then geometric means; workloads whose names
+begin with graph_train (private pools hold memory that nothing uses) or fsdp (dense placement has less live than was
+recorded) are not part of them and are listed separately.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def figures(recording: Recording, settings: str, fit: bool) -> dict[str, Any]:
 
 
 def least_reserved(recording: Recording) -> int:
-    """What any placement has to reserve: everything live, and in private pools everything that was ever live at once.
+    """Return what any placement has to reserve: everything in use, and in private pools the peak that was in use.
 
     A private pool serves a graph that writes to its memory whenever it is replayed.
     """

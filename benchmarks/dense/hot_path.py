@@ -1,9 +1,9 @@
-"""What a request costs under dense placement over what it costs under PyTorch's, both in one run and in turns.
+"""The cost of a request under dense placement over its cost under PyTorch's, both in one run and in turns.
 
     python benchmarks/dense/hot_path.py [--rounds 9] [--pairs 200000]
 
-Prints for each figure the two medians in nanoseconds, and the median of their ratios with the least and the most. For a
-quiet machine and a build with optimization; a simulated device, so no driver is in the figures.
+Prints for each figure the two medians in nanoseconds, and the median of their ratios with the minimum and the maximum.
+For a quiet machine and a build with optimization; a simulated device, so no driver is in the figures.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     python benchmarks/dense/ops_to_snapshot.py FILE.ops... --out FOLDER
 
-An `.ops` file is int64 records: kind (0 allocate, 1 free asked for and still waiting for other streams, 2 free done,
+An `.ops` file is int64 records: kind (0 allocate, 1 free requested and waiting for other streams, 2 free completed,
 3 a stream's private pool is released, 4 empty_cache), block, size, stream index, microseconds. It has no addresses.
-So each block gets addresses that no other has at the time, in one segment for each stream that is large enough for it:
-a replay under any settings but the recorded ones asks for the same sizes in the same order and looks at nothing else.
-The settings that the snapshot states are ones that are never looked up. The files do not tell private pools: their
-blocks become blocks of their stream. Callers of `snapshot_of` can tell the stream and pool of each stream index.
+So each block gets addresses that no other block has at the time, in one large segment for each stream: a replay under
+other settings than the recorded ones requests the same sizes in the same order and uses nothing else. No replay uses
+the settings that the snapshot states. The files do not contain private pools: their blocks become blocks of their
+stream. Callers of `snapshot_of` can pass the stream and pool of each stream index.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEGMENT_SPACE = 1 << 44
 DUMMY = 2 << 20
 """Segments that are released to show where the cache was emptied."""
 ROUND = 256 << 30
-"""Addresses of a stream after which its blocks begin anew, where they fit."""
+"""Addresses of a stream after which its blocks start again from the beginning, where they fit."""
 SETTINGS = "garbage_collection_threshold:0.99"
 DEFAULT_POOL = (0, 0)
 Lane = tuple[int, tuple[int, int]]
@@ -41,7 +41,7 @@ def rounded(size: int) -> int:
 
 
 class Places:
-    """Where the blocks of one stream are: each behind the one before it, past those that are still there."""
+    """The addresses of one stream's blocks: each follows the previous one, past blocks that still exist."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -72,7 +72,10 @@ class Places:
 
 
 def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]], lanes: dict[int, Lane] | None = None) -> dict[str, Any]:
-    """A snapshot with the history of `ops`, one row each. `lanes`: what the stream indices mean, if not streams."""
+    """Return a snapshot with the history of `ops`, one row each.
+
+    `lanes`: what the stream indices mean, if not streams.
+    """
     places: dict[int, Places] = defaultdict(Places)
     address: dict[int, tuple[int, int, int]] = {}
     entries: list[dict[str, Any]] = []
@@ -125,7 +128,7 @@ def snapshot_of(ops: np.ndarray[Any, np.dtype[np.int64]], lanes: dict[int, Lane]
 
 
 def segment_of(index: int, lane: Lane, size: int, live: list[tuple[int, int, bool]]) -> dict[str, Any]:
-    """The segment of a stream index as it is at the end."""
+    """Return the segment of a stream index as it is at the end."""
     base = at = (index + 1) * SEGMENT_SPACE
     blocks = []
 

@@ -4,11 +4,12 @@
 
 Eight kinds of programs: `llama_ckpt` trains with checkpointing on varying lengths, `vit_amp` with autocast on varying
 batches, `whisper` generates with growing caches, `mistral_serve` serves requests that come and go, `gpt2_lora` trains
-adapters, `compiled_graphs` captures graphs into a private pool, `gnn_prefetch` copies on streams of its own, and
+adapters, `compiled_graphs` captures graphs into a private pool, `gnn_prefetch` copies on a separate stream, and
 `resnet_ddp` reduces gradients in buckets. A seed draws lengths, batches and graphs; `--scale` multiplies the steps.
 
 A forward pass allocates the outputs of its operations and keeps those that the backward pass needs; the backward pass
-goes through them in reverse, allocates a gradient for each and frees what is done. No tensor library is involved.
+goes through them in reverse, allocates a gradient for each and frees what it no longer needs. No tensor library is
+involved.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Layer = list[Operation]
 
 
 class Program:
-    """Requests in order. Blocks are numbers; a free for which other streams are waited comes some requests later."""
+    """Requests in order. Blocks are numbers; a free that waits for other streams completes some requests later."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -365,7 +366,7 @@ def compiled_graphs(seed: int, scale: float) -> Program:
 
 
 def gnn_prefetch(seed: int, scale: float) -> Program:
-    """Sampled neighbourhoods copied two batches ahead on a stream of their own; three layers of 256."""
+    """Sampled neighbourhoods, copied two batches ahead on a separate stream; three layers of 256."""
     p = Program(seed)
     features, hidden = 128, 256
     weights = [features * hidden * 4, hidden * hidden * 4, hidden * 47 * 4] * 2
@@ -454,7 +455,7 @@ PROGRAMS: dict[str, Callable[[int, float], Program]] = {
 
 
 def write(programs: dict[str, Callable[[int, float], Program]], description: str) -> None:
-    """The command line of a file that makes programs."""
+    """Run the command line of a file that makes programs."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

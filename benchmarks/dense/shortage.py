@@ -2,9 +2,10 @@
 
     python benchmarks/dense/shortage.py SNAPSHOT_OR_FOLDER... [--full 0.98]
 
-Prints, for each workload: the requests that are refused on a device of which the most that must be held at once is
-98 %, so that a perfect packing would refuse none; and the smallest device, found by halving, on which none is refused,
-in MiB above what must be held and as a ratio to it. What must be held is all that is live, and what private pools keep.
+What must be held is all memory in use, and what private pools keep. Prints, for each workload: the requests that are
+refused on a device whose memory is filled to 98 % by the peak of what must be held, so that a perfect packing would
+refuse none; and the smallest device, found by bisection, on which none is refused, in MiB above that peak and as a
+ratio to it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from allotment.lab.replay.run import read_recording
 PAGE = 2 << 20
 MIB = 1 << 20
 MOST, MOST_MIB = 1.01, 16
-"""The goal for dense placement: at most so many times what must be held, or so many MiB more."""
+"""The goal for dense placement: at most this factor of what must be held, or this many MiB more."""
 
 
 def main() -> None:

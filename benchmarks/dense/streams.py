@@ -1,12 +1,12 @@
-"""What many streams cost under dense placement over what they cost under PyTorch's, both in one run and in turns.
+"""The cost of many streams under dense placement over their cost under PyTorch's, both in one run and in turns.
 
     python benchmarks/dense/streams.py [--streams 10 100 1000 8000] [--rounds 5] [--requests 40000]
 
 Two patterns. `waves`: every stream allocates, then every stream frees what it has. `mixed`: a stream drawn at random
 allocates and frees its oldest block; every tenth block is used by another stream too. Prints for each the time of a
 malloc with its free in microseconds, the host memory that the process took for all of it in MiB, and both as ratios to
-PyTorch's placement. A simulated device, so no driver is in the figures. For a build with optimization. Each figure
-is of a process of its own; time is the median of the rounds.
+PyTorch's placement. A simulated device, so no driver is in the figures. For a build with optimization. Each figure is
+measured in a separate process; time is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import allotment
 PLACEMENTS = {"torch": "compat:newest", "dense": "compat:newest,placement:dense"}
 SIZES = (512, 3000, 20_000, 100_000, 300_000, 1_500_000, 3_000_000)
 KEPT = 2
-"""Blocks that a stream has at a time."""
+"""The number of blocks that a stream has at a time."""
 
 
 def resident() -> int:
@@ -73,7 +73,7 @@ PATTERNS = {"waves": Waves, "mixed": Mixed}
 
 
 def measure(pattern: str, placement: str, streams: int, rounds: int, requests: int) -> tuple[float, float]:
-    """Microseconds a request, and MiB."""
+    """Return microseconds per request, and MiB."""
     allocator = allotment.Allocator("sim:4TiB", settings=PLACEMENTS[placement])
     allocator.free(allocator.malloc(512))
     before = resident()
@@ -88,7 +88,7 @@ def measure(pattern: str, placement: str, streams: int, rounds: int, requests: i
 
 
 def measured_apart(*arguments: object) -> tuple[float, float]:
-    """The same in a process of its own."""
+    """The same in a separate process."""
     command = [sys.executable, __file__, "--one", *map(str, arguments)]
     us, mib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     return float(us), float(mib)

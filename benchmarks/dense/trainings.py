@@ -2,7 +2,7 @@
 
     python benchmarks/dense/trainings.py --out FOLDER [--seeds 0 1] [--only NAME...] [--scale 0.5]
 
-Llama-like models of 7 and 13 billion weights, in the ways that papers on fragmentation train them: weights divided over
+Llama-like models of 7 and 13 billion weights, trained as in papers on fragmentation: weights divided over
 16 GPUs and gathered layer by layer (`zero3`), with recomputation (`r`), with activations and optimizer states on the
 host (`o`), with adapters (`l`), and as the first of four pipeline stages, plain and interleaved.
 Seed 0 takes sequences of one length, every other seed draws a length for each step.

@@ -1,8 +1,8 @@
-"""The allocator's own memory over a simulated week: a recording's requests again and again, in other sizes.
+"""The allocator's own memory over a simulated week: repeats a recording's requests in other sizes.
 
     python benchmarks/dense/week.py SNAPSHOT_OR_FOLDER... [--requests 100000000] [--settings S] [--seed 1]
 
-What a recording never frees is allocated once and stays. Everything else is requested in each cycle, with sizes
+Blocks that a recording never frees are allocated once and stay. Everything else is requested in each cycle, with sizes
 multiplied by a factor that each cycle draws from 0.6 to 1.2, and in half of the cycles by one more for each block.
 Prints, after parts of the requests: bytes that the C library has handed out since the engine was created (chunks,
 views, tiles, clocks and everything else of the engine), chunks, views, and the most memory reserved on the device.
@@ -30,7 +30,7 @@ SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 class HeapFigures(ctypes.Structure):
-    """What the C library's `mallinfo2` returns."""
+    """The result of the C library's `mallinfo2`."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -64,7 +64,7 @@ class Week:
         place = np.cumsum(again) - 1
         waits = self.calls["kind"] == Kind.FREE_SHARED
         due = place[np.minimum(self.calls["due"][waits], len(calls) - 1)]
-        # Events finish while a request is made: none is left for after the last one.
+        # Events finish while a request is made: none remains after the last one.
         last = int(np.flatnonzero(self.calls["kind"] == Kind.MALLOC)[-1])
         self.calls["due"][waits] = np.where(np.flatnonzero(waits) < last, np.minimum(due, last), 0)
         self.sizes = self.calls["size"].copy()

@@ -1,8 +1,8 @@
-"""What a framework's arrays cost on our allocator, next to the framework's own: medians and spread of one run.
+"""The cost of a framework's arrays on our allocator, next to the framework's own: medians and spread of one run.
 
     python benchmarks/gpu/adapters.py [--out FILE]
 
-Each measure is taken with the framework's own memory and with ours in turns, so that a slow moment hits both alike:
+Each measure is taken with the framework's own memory and with ours in turns, so that a slow moment affects both:
 
     cupy.empty                  an array of 1,000 bytes is made and let go, again and again
     cupy.empty, replacement     one of 256 live arrays, chosen at random, is let go and another size is made
@@ -11,7 +11,7 @@ Each measure is taken with the framework's own memory and with ours in turns, so
     numba device_array          an array of 1,000 bytes is made and let go
     cuda.core allocate          a buffer of 1,000 bytes is allocated and closed
 
-The goal is that `cupy.empty` is not slower than on CuPy's own pool. Ends with 1 if it is.
+The goal is that `cupy.empty` is not slower than on CuPy's own pool. Exits with 1 if it is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Setting = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Measure:
-    """`repeat(count, given)` does something `count` times under what `native` or `ours` switches on and gives."""
+    """`repeat(count, given)` repeats an operation `count` times with what `native` or `ours` sets up and yields."""
 
     name: str
     peer: str
@@ -164,13 +164,13 @@ def core_measures() -> Iterator[Measure]:
 
 
 def all_measures() -> tuple[list[Measure], dict[str, str]]:
-    """Those that work here, and why the others do not."""
+    """Return those that can be measured here, and why the others cannot."""
     found: list[Measure] = []
     missing = {}
     for make in (cupy_measures, numba_measures, core_measures):
         try:
             found += make()
-        except Exception as error:  # not installed, or cannot use the driver: told in the result
+        except Exception as error:  # not installed, or cannot use the driver: reported in the result
             missing[make.__name__.removesuffix("_measures")] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found, missing
 

@@ -9,10 +9,10 @@ generate    a transformer that writes, with caches of keys and values that grow 
 unet        a convolutional U-Net trained on images of changing sizes
 serve       two models served in turns, with batches of changing size
 
-Each run is a process of its own; runs of the three allocators take turns, forth in one round and back in the next.
-Ends with 1 if an output differs in any bit. With --largest-batch: the largest batch that fits under the limit for each
-allocator, first foretold by replaying recordings of runs without a limit, then tried, several at a time. With --record:
-a history of each program under each allocator, to be replayed elsewhere.
+Each run is a separate process; runs of the three allocators take turns, in reverse order every second round. Exits with
+1 if an output differs in any bit. With --largest-batch: the largest batch that fits under the limit for each allocator,
+first predicted by replaying recordings of runs without a limit, then tried, several at a time. With --record: a history
+of each program under each allocator, to be replayed elsewhere.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ KINDS = (DEFAULT, EXPANDABLE, DENSE)
 REPLAYED = {DEFAULT: "", EXPANDABLE: "expandable_segments:True", DENSE: "placement:dense"}
 WORKER = "--worker"
 WARM = {"train": 5, "generate": 5, "unet": 40, "serve": 5}
-"""Steps that are not timed: kernels are loaded in them, and cuDNN plans every shape that is new."""
+"""Steps that are not timed: they load kernels, and cuDNN plans every new shape."""
 BATCHES = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 FREE_RUNS, LIMITED_RUNS = 3, 10
-"""How many runs share the GPU's memory where speed does not count: without a limit, and with one."""
+"""The number of runs that share the GPU's memory where speed does not matter: without a limit, and with one."""
 
 
-# The programs: each yields, after every step, what it computed and how many units that was.
+# The programs: each yields, after every step, its result and the number of units.
 
 
 def transformer(width: int, layers: int, heads: int) -> Any:
@@ -59,7 +59,7 @@ def train(batch: int) -> Iterator[tuple[Any, int]]:
     import torch
     from torch import nn
 
-    # The other form of attention sums gradients in an order of its own each time, whatever is asked of PyTorch.
+    # The other form of attention sums gradients in a different order each time, whatever PyTorch's settings.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     draw = random.Random(5)
     torch.manual_seed(1)
@@ -151,7 +151,7 @@ def serve(batch: int) -> Iterator[tuple[Any, int]]:
     import torch
     from torch import nn
 
-    # cuDNN makes a plan for every new shape, on the host, which takes longer than all that is to be measured.
+    # cuDNN makes a plan for every new shape, on the host, which takes longer than everything that is measured.
     torch.backends.cuda.enable_cudnn_sdp(False)
     draw = random.Random(9)
     torch.manual_seed(1)
@@ -171,9 +171,9 @@ PROGRAMS: dict[str, Callable[[int], Iterator[tuple[Any, int]]]] = {
     "train": train, "generate": generate, "unet": unet, "serve": serve,
 }  # fmt: skip
 BATCH = {"train": 8, "generate": 96, "unet": 32, "serve": 32}
-"""With which they are run: large enough for the GPU to be what is waited for, not the host that asks for kernels."""
+"""Arguments of the runs: large enough for the GPU to be the bottleneck, not the host that launches kernels."""
 STEPS_TO_FIT = {"generate": 5}
-"""Of programs whose first steps are enough to see whether a batch fits; the others are run to their end."""
+"""Programs whose first steps show whether a batch fits; the others run to their end."""
 
 
 # One run.
@@ -190,7 +190,7 @@ def work(program: str, kind: str, batch: int, limit: int, record: str) -> None:
         install(settings="placement:dense")
     else:
         from torch.cuda import memory
-    # Deterministic where there is a choice. Filling fresh tensors would hide what a reused block still holds.
+    # Deterministic where possible. Filling fresh tensors would hide the contents of a reused block.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
@@ -253,7 +253,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def best_speed(runs: list[dict[str, Any]], warm: int) -> float:
-    """Units a second if every step took as long as in the best round: a step is the same work in all of them."""
+    """Return units per second if every step took its best time: a step is the same work in all rounds."""
     seconds = [min(steps) for steps in zip(*(run["seconds"] for run in runs), strict=True)]
     return sum(runs[0]["units"][warm:]) / sum(seconds[warm:])
 
@@ -300,7 +300,7 @@ def compare(programs: list[str], rounds: int) -> tuple[dict[str, Any], bool]:
 
 
 def foretell(program: str, limit: int, batch: int) -> dict[str, bool]:
-    """Which allocators would fit, by replaying a recording of a run without a limit."""
+    """Return which allocators would fit, by replaying a recording of a run without a limit."""
     from allotment.lab.replay.run import read_recording
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""GPT-2 trained under PyTorch's own allocator and under ours: the same losses, the same peak, how fast.
+"""GPT-2 trained under PyTorch's own allocator and under ours: compares losses, peaks and speed.
 
     python benchmarks/gpu/gpt2_training.py [--rounds N] [--settings NAME]... [--out FILE]
 
 A GPT-2 of six layers with random weights (transformers, no network) is trained for 30 steps; the sequence length
-changes by step, which is what makes an allocator work. Each run is a process of its own, and those of the allocators
-take turns, forth in one round and back in the next, with plain and with expandable segments. Ends with 1 if a loss
-differs in any bit in any step, or the peak of reserved memory differs from the native allocator's.
+changes by step, which makes the allocator work. Each run is a separate process, and runs of the allocators take turns,
+in reverse order every second round, with plain and with expandable segments. Exits with 1 if a loss differs in any bit
+in any step, or the peak of reserved memory differs from the native allocator's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 STEPS = 30
 WARM = 5
-"""Steps that are not timed: kernels are loaded in them."""
+"""Steps that are not timed: they load kernels."""
 BATCH = 8
 LONGEST = 1024
 SETTINGS = {"default": "", "expandable": "expandable_segments:True"}
@@ -44,7 +44,7 @@ def train(memory: Any) -> dict[str, Any]:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    # Deterministic where there is a choice. Filling fresh tensors would hide what a reused block still holds.
+    # Deterministic where possible. Filling fresh tensors would hide the contents of a reused block.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(1)
@@ -101,7 +101,7 @@ def work(allocator: str, settings: str) -> None:
 
 
 def start(allocator: str, settings: str) -> subprocess.Popen[str]:
-    """A process that has imported everything, and trains when it is told to."""
+    """A process that has imported everything, and trains when told to."""
     environment = os.environ | {
         "PYTORCH_CUDA_ALLOC_CONF": settings if allocator == NATIVE else "",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",

@@ -1,13 +1,12 @@
-"""Kinds of memory at the peak: what `explain` takes blocks for, beside the categories of PyTorch's memory profiler.
+"""Kinds of memory at the peak: those that `explain` finds, beside the categories of PyTorch's memory profiler.
 
     python benchmarks/gpu/kinds_agreement.py --out FOLDER [PROGRAM ...]             records on a GPU, compares
-    python benchmarks/gpu/kinds_agreement.py --out FOLDER --recorded [PROGRAM ...]  compares what was recorded before
-
-Each program runs in a process of its own under `torch.profiler` and with its history recorded, both at once, in
-FOLDER/PROGRAM.pickle.gz and FOLDER/PROGRAM.categories.json; results are in FOLDER/results.md and .json. Compared are
-the blocks that the profiler knows at its peak, each by its address: the profiler follows every tensor through every
-operation, `explain` has only stacks, sizes and lifetimes. The recording needs no Allotment, the comparing no PyTorch
-and no GPU. Ends with 1 if less than 90 % of the bytes of a program agree, temporaries of the optimizer left out.
+    python benchmarks/gpu/kinds_agreement.py --out FOLDER --recorded [PROGRAM ...]  compares earlier recordings Each
+    program runs in a separate process under `torch.profiler` and with its history recorded, both at once, in
+FOLDER/PROGRAM.pickle.gz and FOLDER/PROGRAM.categories.json; results are in FOLDER/results.md and .json. It compares the
+blocks that the profiler knows at its peak, by address: the profiler follows every tensor through every operation,
+`explain` has only stacks, sizes and lifetimes. Recording needs no Allotment, comparing neither PyTorch nor a GPU. Exits
+with 1 if less than 90 % of the bytes of a program agree, temporaries of the optimizer excluded.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ OURS = {
     "AUTOGRAD_DETAIL": "temporaries",
     "INPUT": "activations",
 }
-"""The profiler's categories in our words. Inputs of a step are kept for its backward pass, as activations are."""
+"""The profiler's categories in our words. Inputs of a step are kept for its backward pass, like activations."""
 
 
 def mlp() -> None:
@@ -105,7 +104,7 @@ def accumulating() -> None:
 
 
 def checkpointed() -> None:
-    """Layers whose forward pass is done again in the backward pass."""
+    """Layers whose forward pass is repeated in the backward pass."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
@@ -132,7 +131,7 @@ def record(name: str, file: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     start_recording()
-    # Memory is told by the host's side of the profiler.
+    # The host side of the profiler reports memory.
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True, with_stack=True
     ) as profiler:
@@ -147,7 +146,7 @@ def categories_of(file: Path) -> Path:
 
 
 def at_peak(found: Any, device: str = "cuda") -> dict[str, Any]:
-    """The blocks at the profiler's peak: when, and of each its address, size and category."""
+    """Return the blocks at the profiler's peak: the time, and each block's address, size and category."""
     from torch.profiler._memory_profiler import Action
 
     live: dict[Any, tuple[int, int, int]] = {}
@@ -177,10 +176,10 @@ def at_peak(found: Any, device: str = "cuda") -> dict[str, Any]:
 
 
 def compare(file: Path, told: dict[str, Any]) -> Counter[tuple[str, str]]:
-    """Bytes by the profiler's category and ours, of the blocks that the profiler knows at its peak.
+    """Return bytes by the profiler's category and ours, of the blocks that the profiler knows at its peak.
 
-    The profiler takes results for parameters that depend on gradients and are used for the next ones, also those that
-    are made and freed inside of the optimizer's step: these are told apart.
+    The profiler counts as parameters all results that depend on gradients and are used for the next ones, even if the
+    optimizer's step makes and frees them: these are counted separately.
     """
     import numpy as np
 
@@ -215,7 +214,7 @@ def compare(file: Path, told: dict[str, Any]) -> Counter[tuple[str, str]]:
 
 
 def tell(name: str, file: Path) -> dict[str, Any]:
-    """How many bytes at the peak have the same kind for both, and which have not."""
+    """Return how many bytes at the peak have the same kind for both, and which differ."""
     told = json.loads(categories_of(file).read_text())
     found = compare(file, told)
     known = {pair: size for pair, size in found.items() if pair[0] in OURS and pair[1] != "not recorded"}

@@ -1,11 +1,10 @@
-"""Programs of PyTorch that need too much memory for a known reason. Is that reason what `explain` says first?
+"""PyTorch programs that need too much memory for a known reason: `explain` must name that reason first.
 
     python benchmarks/gpu/known_causes.py --out FOLDER [PROGRAM ...]             records on a GPU, explains
-    python benchmarks/gpu/known_causes.py --out FOLDER --recorded [PROGRAM ...]  explains what was recorded before
-
-Each program runs in a process of its own under PyTorch's own allocator, with its history and all stacks recorded in
-FOLDER/PROGRAM.pickle.gz; results are in FOLDER/results.md and .json. The recording needs no Allotment, the explaining
-no PyTorch and no GPU. Ends with 1 if the first thing that `explain` says about a program does not name its cause.
+    python benchmarks/gpu/known_causes.py --out FOLDER --recorded [PROGRAM ...]  explains earlier recordings Each
+    program runs in a separate process under PyTorch's own allocator, with its history and all stacks recorded in
+FOLDER/PROGRAM.pickle.gz; results are in FOLDER/results.md and .json. Recording needs no Allotment, explaining neither
+PyTorch nor a GPU. Exits with 1 if the first finding of `explain` about a program does not name its cause.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def varying_sizes() -> None:
 
 
 def record_stream_delay() -> None:
-    """Batches are copied on a stream of their own, and their frees wait for the computing stream."""
+    """Batches are copied on a separate stream, and their frees wait for the computing stream."""
     import torch
 
     model = _model()
@@ -132,7 +131,7 @@ def record_stream_delay() -> None:
 
 
 def graph_pools() -> None:
-    """A graph is captured for each of several batch sizes, each with a pool of its own."""
+    """A graph is captured for each of several batch sizes, each with its own pool."""
     import torch
 
     model = _model()
@@ -207,7 +206,7 @@ PROGRAMS: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
     "two_models": (two_models, ("twice",)),
     "too_large_batch": (too_large_batch, ("batch",)),
 }
-"""By name: the program, and the words that the first thing said about it must have."""
+"""By name: the program, and the words that the first finding about it must contain."""
 
 
 def record(name: str, file: Path) -> None:
@@ -217,7 +216,7 @@ def record(name: str, file: Path) -> None:
 
 
 def tell(name: str, file: Path) -> dict[str, Any]:
-    """What `explain` says about a recording, and whether it names the cause first."""
+    """Return the findings of `explain` about a recording, and whether the first names the cause."""
     from allotment.lab import explain
 
     program, words = PROGRAMS[name]

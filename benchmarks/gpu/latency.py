@@ -1,14 +1,13 @@
-"""What a malloc and free cost on a GPU, ours next to every allocator installed: medians and spread of one run.
+"""The cost of a malloc and free on a GPU, ours next to every installed allocator: medians and spread of one run.
 
     python benchmarks/gpu/latency.py [--out FILE]
 
 Two figures for each, called from Python, with everything in the cache after the first round:
 
     pair          free(malloc(1000)), again and again
-    replacement   one of 256 live blocks, chosen at random, is freed and another size is asked for
-
-All allocators of one process are measured in turns, so that a slow moment hits them alike; PyTorch's asynchronous
-backend excludes its native one, so it has a process of its own, with ours beside it again. A second thread is alive
+    replacement   one of 256 live blocks, chosen at random, is freed and another size is requested All allocators of one
+    process are measured in turns, so that a slow moment affects all of them. PyTorch's asynchronous backend excludes
+    its native one, so it is measured in a separate process, again beside ours. A second thread is alive
 throughout, because locks are cheaper without one, and the garbage collector is off.
 """
 
@@ -44,7 +43,7 @@ ASYNC_TORCH = "--async-torch"
 
 @dataclass(frozen=True)
 class Contender:
-    """An allocator: `malloc` gives something that `free` takes, or that frees itself when it is forgotten."""
+    """An allocator: the result of `malloc` is passed to `free`, or frees itself when it is dropped."""
 
     name: str
     malloc: Callable[[int], Any]
@@ -107,7 +106,7 @@ def rmm_pool() -> Contender:
 
 
 def contenders(makers: list[Callable[[], Contender]]) -> tuple[list[Contender], dict[str, str]]:
-    """Those that work here, and why the others do not."""
+    """Return those that can be measured here, and why the others cannot."""
     found, missing = [], {}
     for make in makers:
         label = getattr(make, "__name__", str(make))
@@ -192,7 +191,7 @@ def in_quiet(work: Callable[[], Any]) -> Any:
 
 
 def measure_async_torch(rounds: int, count: int) -> dict[str, Any]:
-    """Figures of PyTorch's asynchronous backend, with ours beside it, from a process of their own."""
+    """Return figures of PyTorch's asynchronous backend, with ours beside it, from a separate process."""
     done = subprocess.run(
         [sys.executable, __file__, ASYNC_TORCH, "--rounds", str(rounds), "--count", str(count)],
         env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
@@ -209,7 +208,7 @@ def as_numbers(figures: dict[str, dict[str, Figure]]) -> dict[str, Any]:
 
 
 def with_ratios(figures: dict[str, Any]) -> dict[str, Any]:
-    """How many times as long as ours each takes, by the medians of the same process."""
+    """Return how many times as long as ours each takes, by the medians of the same process."""
     for kinds in figures.values():
         for kind, figure in kinds.items():
             figure["times_ours"] = figure["median"] / figures[OURS][kind]["median"]

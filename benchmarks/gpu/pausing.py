@@ -1,17 +1,17 @@
-"""Sleep and wake on a GPU: how fast, what the host pays for it, beside the machine's own limits and torch_memory_saver.
+"""Sleep and wake on a GPU: speed and host memory, beside the machine's own limits and torch_memory_saver.
 
     python benchmarks/gpu/pausing.py [--parts machine ours peer variants] [--sizes 1 10 40] [--seconds 150] [--out FILE]
     python benchmarks/gpu/pausing.py --parts cycles --cycles 1000 --sizes 0.0625
     python benchmarks/gpu/pausing.py --parts torch
 
 `machine`: pinned copies over the bus in both directions, and all cores at once that copy into fresh large pages, which
-bounds the first sleep. `ours`: each size and each place to keep contents, in a process of its own, first cycle and the
+bounds the first sleep. `ours`: each size and each place to keep contents, in a separate process, first cycle and the
 median of the later ones; the memory is overwritten while it sleeps and compared byte by byte in the end. `peer`: the
-same for torch_memory_saver, if it can be imported. `variants`: threads, sizes of buffers and kinds of stores, and
-pages that are pinned in place instead. `cycles`: many cycles of a small tag, compared each time. `torch`: a model
-whose outputs are compared bit by bit, also by a captured graph, and (with transformers) a GPT-2 that is trained under
-the sanitizer. A part that `--seconds` leaves no time for is left out and named. The rows of `ours` are compared with
-the goals below, which the `machine` of the same run lowers where it is slower.
+same for torch_memory_saver, if it can be imported. `variants`: threads, sizes of buffers and kinds of stores, and pages
+that are pinned in place instead. `cycles`: many cycles of a small tag, compared each time. `torch`: a model whose
+outputs are compared bit by bit, also by a captured graph, and (with transformers) a GPT-2 that is trained under the
+sanitizer. A part for which `--seconds` leaves no time is skipped and named. The rows of `ours` are compared with the
+goals below, which the `machine` of the same run lowers where it is slower.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ PLACES: dict[str, dict[str, Any]] = {
 PEER_PLACES = ("pinned", "retained", "mmap", "disk")
 FILE_LIMIT = 10 * GIB  # a disk is far slower than the bus
 GOAL_FIRST, GOAL_LATER = 45, 50  # GB/s: of the first cycle, and of later ones with `keep_host`
-SHARE = 0.9  # of what the machine itself can do, where that is less
-RING = 72 * MIB  # the buffers, and what the driver and Python take beside them
+SHARE = 0.9  # fraction of what the machine itself can do, where that is less
+RING = 72 * MIB  # the buffers, and memory that the driver and Python take besides them
 
 libc = ctypes.CDLL(None)
 libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-# --- what the host has ------------------------------------------------------------------------------------------------
+# --- the host's memory ------------------------------------------------------------------------------------------------
 
 
 def status(key: str, file: str = "/proc/self/status") -> int:
-    """Bytes in a line of /proc."""
+    """Return the bytes in a line of /proc."""
     for line in Path(file).read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * KIB
@@ -81,7 +81,7 @@ def available() -> int:
 
 
 class Pages:
-    """Fresh pages, large ones where the system has any."""
+    """Map fresh pages, large ones where the system has them."""
 
     def __init__(self, size: int) -> None:
         self.map = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -91,7 +91,7 @@ class Pages:
 
 
 def shared_out(size: int, piece: int, threads: int, work: Callable[[int, int], object]) -> float:
-    """Seconds until threads have done all pieces, each the next one: `work(start, length)`."""
+    """Return the seconds until threads have done all pieces, each taking the next one: `work(start, length)`."""
     starts = iter(range(0, size, piece))
     lock = threading.Lock()
 
@@ -175,7 +175,7 @@ def pinned_in_place(allocator: Any, block: int, block_size: int, size: int, thre
 
 
 class Weights:
-    """Blocks in a tag, whose contents are known: a slice of one random pattern, another one for each."""
+    """Blocks in a tag, with known contents: a different slice of one random pattern for each."""
 
     def __init__(self, allocator: Any, size: int, tag: str = "weights") -> None:
         self.allocator = allocator
@@ -212,7 +212,7 @@ class Weights:
             return all(pool.map(share, range(4)))
 
     def overwrite_what_is_free(self, size: int) -> None:
-        """Take the memory that was given back, and change it, so that nothing comes back by chance."""
+        """Take the released memory, and change it, so that no content comes back by chance."""
         with suppress(allotment.OutOfMemoryError):
             taken = self.allocator.malloc(size)
             self.allocator.copy(taken, memoryview(bytearray(b"\xff") * MIB), MIB, self.stream)
@@ -231,7 +231,7 @@ def free_memory(allocator: Any) -> int:
 
 
 def ours(size: int, place: str, cycles: int, folder: str) -> dict[str, Any]:
-    """One place to keep the contents, in a process of its own."""
+    """Measure one place to keep the contents, in a separate process."""
     options = dict(PLACES[place])
     if place == "file":
         options["folder"] = folder
@@ -277,7 +277,7 @@ def rate(size: int, seconds: list[float]) -> float | None:
 
 
 def variants(size: int) -> Iterator[dict[str, Any]]:
-    """Fresh pages, kept ones, for each way to copy."""
+    """Measure fresh pages and kept ones, for each way to copy."""
     allocator = allotment.Allocator("cuda:0")
     weights = Weights(allocator, size)
     given: list[dict[str, Any]] = [
@@ -310,7 +310,7 @@ def variants(size: int) -> Iterator[dict[str, Any]]:
 
 
 def many_cycles(report: Report, times: int, size: int, folder: str) -> dict[str, Any]:
-    """Contents compared after each cycle, each place in turn; nothing may drift. Ends early when time runs out."""
+    """Compare contents after each cycle, each place in turn; nothing may drift. Ends early when time runs out."""
     allocator = allotment.Allocator("cuda:0")
     weights = Weights(allocator, size)
     places = [{}, {"keep_host": True}, {"keep": "file", "folder": folder}]
@@ -395,7 +395,7 @@ def peer(size: int, place: str, cycles: int, folder: str) -> dict[str, Any]:
 
 
 def with_torch() -> dict[str, Any]:
-    """A model answers the same bits before and after, also by a graph that was captured before."""
+    """A model computes the same bits before and after, also by a graph that was captured before."""
     import allotment.torch
 
     allotment.torch.install(patch=True)
@@ -432,7 +432,7 @@ def with_torch() -> dict[str, Any]:
 
 
 def training_with_torch() -> dict[str, Any]:
-    """GPT-2, 30 steps of changing length: a program in order."""
+    """GPT-2, 30 steps of changing length: a correct program."""
     from gpt2_training import train
 
     import allotment.torch
@@ -444,11 +444,11 @@ def training_with_torch() -> dict[str, Any]:
     return {"steps": len(losses), "last_loss": losses[-1], "reports": [str(report) for report in reports]}
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- the command -----------------------------------------------------------------------------------------------------
 
 
 class Report:
-    """Prints each finding as soon as it is there, and keeps it."""
+    """Prints each finding at once, and stores it."""
 
     def __init__(self, seconds: float, out: Path | None) -> None:
         self.end = time.monotonic() + seconds
@@ -502,7 +502,7 @@ def table(found: list[dict[str, Any]]) -> None:
 
 
 def goals(found: list[dict[str, Any]]) -> None:
-    """Print for each row of ours what was wanted, and what was missed."""
+    """Print for each row of ours the goals, and those that were missed."""
     can = {row["machine"]: row["GB_per_s"] for row in found if "machine" in row}
     into_host = can.get("device to pinned", float("inf"))
     into_device = can.get("pinned to device", float("inf"))

@@ -1,8 +1,8 @@
-"""Pinned memory: what a pair costs next to CuPy's and PyTorch's, and how much a data loader's pattern pins.
+"""Pinned memory: the cost of a pair next to CuPy's and PyTorch's, and how much a data loader's pattern pins.
 
     python benchmarks/gpu/pinned.py [--out FILE]
 
-A pair takes memory and gives it back, in turns with the others, so that a slow moment hits all alike:
+A pair allocates memory and frees it, in turns with the others, so that a slow moment affects all of them:
 
     ours, torch / tight     `PinnedAllocator.malloc` and `free`, no stream named
     ours, with a stream     the same with a stream named at the free, which costs an event
@@ -11,9 +11,9 @@ A pair takes memory and gives it back, in turns with the others, so that a slow 
     PyTorch                 `torch.empty(size, pin_memory=True)`
 
 The pattern: batches of images and labels of changing sizes, a few of them alive at a time, each copied to the device
-and let go while its copy may be under way. Bytes pinned in both modes, and by PyTorch for the same sizes.
+and dropped while its copy may be in progress. Bytes pinned in both modes, and by PyTorch for the same sizes.
 
-The goal is that a pair is not slower than CuPy's or PyTorch's. Ends with 1 if it is.
+The goal is that a pair is not slower than CuPy's or PyTorch's. Exits with 1 if it is.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ def measure(chosen: dict[str, Callable[[int], None]], rounds: int, count: int) -
 
 
 def sizes() -> list[list[int]]:
-    """Of each batch: images of changing sizes, and labels."""
+    """For each batch: images of changing sizes, and labels."""
     draw = random.Random(3)
     return [[draw.randrange(5 * MIB, 40 * MIB), draw.randrange(1, 64) * 1024] for _ in range(BATCHES)]
 
 
 def pattern(device: CudaDevice, mode: str) -> dict[str, Any]:
-    """The data loader on our memory; what arrives on the device is checked."""
+    """Run the data loader on our memory; check what arrives on the device."""
     allocator = allotment.Allocator(device)
     stream = allotment.Stream(allocator)
     place = allocator.empty(64 * MIB, stream)
@@ -149,7 +149,7 @@ def pattern(device: CudaDevice, mode: str) -> dict[str, Any]:
 
 
 def pattern_of_torch() -> int | None:
-    """Bytes that PyTorch pins for the same sizes, by its own count."""
+    """Return the bytes that PyTorch pins for the same sizes, by its own count."""
     try:
         import torch
 

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/pinned_loaders.py [--rounds N] [--programs NAME]... [--no-work] [--out FILE]
 
-Each run is a process of its own, and those of the three allocators (native, "torch", "tight") take turns, forth in one
-round and back in the next. `--python` names the interpreter, which may have another PyTorch than this one.
+Each run is a separate process, and runs of the three allocators (native, "torch", "tight") take turns, in reverse order
+every second round. `--python` names the interpreter, which may have another PyTorch than this one.
 
     images      a DataLoader with workers: batches of 48 images of 3 x 224 x 224 floats and labels; a convolution each
     tokens      a DataLoader with workers: batches of sequences whose length changes; a matrix product each
@@ -11,12 +11,11 @@ round and back in the next. `--python` names the interpreter, which may have ano
     offload     the state of an optimizer in pinned memory, tensors of a language model's shapes: to the device and back
 
 Contents: of each batch the first, the middle and the last elements are copied on the device, behind the copy from
-pinned memory and without a wait. They are compared with what the dataset gave, after the run. A block that is handed
-out again too early shows there.
-
-"asked" is the peak of what the tensors alive in pinned memory need, "pinned" the peak of what the allocator holds for
-them and for copies that are under way. How far a loader runs ahead differs from run to run, and both figures with it;
-`tests/gpu/pinned_programs.py` compares decisions one by one. Ends with 1 if contents differ.
+pinned memory and without a wait. They are compared with the dataset's values after the run, which shows a block that
+was reused too early. "asked" is the peak of the bytes of live tensors in pinned memory, "pinned" the peak of what the
+allocator holds for them and for copies in progress. How far a loader runs ahead differs from run to run, and both
+figures with it;
+`tests/gpu/pinned_programs.py` compares decisions one by one. Exits with 1 if contents differ.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 MIB = 1 << 20
 SLICE = 256
 LAYERS, WIDTH = 6, 5_000
-"""Of the offloaded model: matrices of WIDTH x 4 WIDTH floats take 381 MiB, which PyTorch rounds to 512."""
+"""Dimensions of the offloaded model: matrices of WIDTH x 4 WIDTH floats take 381 MiB, which PyTorch rounds to 512."""
 
 
 # One run.
 
 
 class Asked:
-    """How many bytes the tensors need that are alive in pinned memory; with its peak."""
+    """The bytes of the live tensors, and their peak."""
 
     def __init__(self, torch: Any) -> None:
         self.live = self.peak = 0
-        self._lock = threading.RLock()  # a collection may come in
+        self._lock = threading.RLock()  # a garbage collection may run
         pin = torch.Tensor.pin_memory
 
         def pin_memory(tensor: Any, *args: Any) -> Any:
@@ -70,13 +69,13 @@ class Asked:
 
 
 class Contents:
-    """What of each batch reached the device, beside what was sent."""
+    """The part of each batch that reached the device, beside what was sent."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[Any, Any]] = []
 
     def note(self, on_device: Any, sent: list[Any]) -> None:
-        """`sent`: the value that the first, the middle and the last elements of the batch have."""
+        """`sent`: the value of the first, the middle and the last elements of the batch."""
         flat = on_device.reshape(-1)
         for start, value in zip((0, flat.numel() // 2, flat.numel() - SLICE), sent, strict=True):
             self.kept.append((flat[start : start + SLICE].clone(), value))
@@ -86,7 +85,7 @@ class Contents:
 
 
 def loader_of(torch: Any, name: str) -> Iterator[tuple[Any, list[Any]]]:
-    """Batches in pinned memory, each with the values at its beginning, middle and end."""
+    """Yield batches in pinned memory, each with the values at its beginning, middle and end."""
     from torch.utils.data import DataLoader, Dataset
 
     draw = random.Random(7)
@@ -129,7 +128,7 @@ def feed(torch: Any, name: str, work: bool, contents: Contents) -> None:
 
 
 def offload(torch: Any, work: bool, contents: Contents) -> None:
-    """The states of an optimizer: each step takes one matrix after the other to the device, and its new state back."""
+    """The states of an optimizer: each step copies one matrix after the other to the device, and its new state back."""
     states = [torch.empty(WIDTH, 4 * WIDTH, pin_memory=False).fill_(layer).pin_memory() for layer in range(LAYERS)]
     states += [torch.full((WIDTH,), float(layer)).pin_memory() for layer in range(LAYERS)]
     for step in range(3):
@@ -177,7 +176,7 @@ def run_one(mode: str, name: str, work: bool) -> dict[str, Any]:
     }
 
 
-# All of them.
+# The command.
 
 
 def run(python: str, mode: str, name: str, work: bool) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/preload_checks.py --out FOLDER [--only PART ...] [--seconds 240]
 
-Parts, each with its share of the time: pairs, cap, jax, both, ledger, cost. What each finds is printed when it is known
-and kept in FOLDER/preload.json. The device's memory is polled from this process, which uses no GPU.
+Parts, each with its share of the time: pairs, cap, jax, both, ledger, cost. Each result is printed at once and stored
+in FOLDER/preload.json. The device's memory is polled from this process, which uses no GPU.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 from preload_programs import PAIRS_IN_C
 
 PROGRAMS = Path(__file__).parent / "preload_programs.py"
-# Two runs may choose other kernels by time, and then differ whatever allocates.
+# Two runs may choose kernels by time, and then differ under any allocator.
 SAME_KERNELS = "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true"
 MIB = 1 << 20
 
 
 class Poll:
-    """The memory in use on the device, asked of NVML every few milliseconds: (time, bytes)."""
+    """The memory in use on the device, from NVML every few milliseconds: (time, bytes)."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, int]] = []
@@ -80,7 +80,7 @@ class Checks:
     def run(
         self, *arguments: str, preload: list[str] | None = None, seconds: float = 60, **variables: str
     ) -> dict[str, Any]:
-        """A program's lines by what they tell, with the device's peak between its marks."""
+        """Return a program's lines by their topic, with the device's peak between its marks."""
         start = [sys.executable] if preload is None else [sys.executable, "-m", "allotment.preload", *preload]
         environment = os.environ | {"XLA_FLAGS": SAME_KERNELS} | variables
         begun = time.time()

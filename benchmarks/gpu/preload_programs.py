@@ -37,7 +37,7 @@ def digest(*arrays: Any) -> str:
 
 
 def ledger() -> dict[str, Any] | None:
-    """What the process holds, if it was started with the library."""
+    """Print what the process holds, if it was started with the library."""
     if "ALLOTMENT_PRELOAD" not in os.environ:
         return None
     import allotment
@@ -224,7 +224,7 @@ def thirty(jax: Any) -> dict[str, Callable[[], Any]]:
         return kept * 2
 
     def filled_and_recovered() -> Any:
-        """Arrays until the device is full, then the same again: how many differs, what is in them does not."""
+        """Make arrays until the device is full, then again: how many may differ, their contents may not."""
         if on_cpu:
             return [True, jnp.zeros(3)]
         counts = []
@@ -325,7 +325,7 @@ def run_thirty(jax: Any) -> None:
             leaves = jax.tree.leaves(result)
             found[name] = digest(*leaves)
         except Exception as error:
-            # What an allocator says of its own state differs; which error it is does not.
+            # What an allocator says about its own state differs; the kind of error does not.
             found[name] = f"{type(error).__name__}: {str(error).split(':')[0].split(chr(10))[0][:60]}"
         gc.collect()
     tell("thirty", outcomes=found)
@@ -469,7 +469,7 @@ def cupy_ledger() -> None:
     tell("ledger", program="CuPy", **(ledger() or {}))
 
 
-# --- a program that takes all there is ---
+# --- a program that takes all memory ---
 
 
 def take_all(name: str) -> None:
@@ -570,7 +570,7 @@ def pairs(library: str) -> None:
 
 
 def cost() -> None:
-    """What a program of PyTorch takes: its start, many small kernels, and steps that allocate from the driver."""
+    """The cost of a PyTorch program: its start, many small kernels, and steps that allocate from the driver."""
     begun = time.perf_counter()
     import torch
 

@@ -1,7 +1,4 @@
-"""Programs of PyTorch recorded one by one, each in a process of its own. For `known_causes.py`, `kinds_agreement.py`.
-
-A program that fails or takes too long is reported, and the others go on.
-"""
+"""Records programs of PyTorch, each in a separate process. For `known_causes.py`, `kinds_agreement.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from typing import Any
 WORKER = "--worker"
 AT_ONCE = 5
 SECONDS = 45.0
-"""For all programs together."""
+"""The time for all programs together."""
 ENDING = ".pickle.gz"
 SYMBOLS = {"TORCH_SYMBOLIZE_MODE": "dladdr"}
 """How PyTorch finds the names of compiled frames. Its default starts addr2line, which reads gigabytes of libraries."""
@@ -45,7 +42,7 @@ def keep_snapshot(file: Path) -> None:
 
 
 def record_all(script: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Run a script's programs, which write to a folder. Returns what went wrong, by program."""
+    """Run a script's programs, which write to a folder. Returns the errors, by program."""
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + SECONDS
 
@@ -85,7 +82,7 @@ def main(
     tell: Callable[[str, Path], dict[str, Any]],
     table: Callable[[list[dict[str, Any]]], list[str]],
 ) -> int:
-    """The command line of a script: record on a GPU and tell, or tell of what was recorded before.
+    """Run the command line of a script: record on a GPU and report, or report on earlier recordings.
 
     `tell` returns a row with `ok`, `table` makes lines of Markdown of all rows that it returned.
     """
@@ -113,7 +110,7 @@ def main(
         else:
             try:
                 row |= tell(name, file)
-            except Exception as problem:  # one program's must not lose the others' results
+            except Exception as problem:  # an error of one program must not lose the others' results
                 traceback.print_exc()
                 row["error"] = f"{type(problem).__name__}: {problem}"
         rows.append(row)

@@ -1,11 +1,11 @@
-"""All that shows sleep on a GPU, part after part: speeds, many cycles, an RL loop, the tests of other packages.
+"""Runs every check of sleep on a GPU, part after part: speeds, many cycles, an RL loop, the tests of other packages.
 
     python benchmarks/gpu/sleep_all.py --out FOLDER [--seconds 560] [--parts NAME ...] [--kit FOLDER]
 
-`--kit` has what is not ours: `torch_memory_saver.whl`, the package's tests in `test`, and the files of vLLM's source
-that `tests/gpu/vllm_sleep_tests.py --pack` copies in `vllm`, with `cumem_allocator.abi3.so` beside it for the native
-way. Parts that need a thing that is not there are left out, as are those that the time is too short for; both are
-named. Each part's output is in FOLDER/PART.log, and FOLDER/summary.md is written anew after each.
+`--kit` has the files of other projects: `torch_memory_saver.whl`, the package's tests in `test`, and the files of
+vLLM's source that `tests/gpu/vllm_sleep_tests.py --pack` copies in `vllm`, with `cumem_allocator.abi3.so` beside it for
+the native run. Parts that lack a file, or for which the time is too short, are skipped and named. Each part's output is
+in FOLDER/PART.log, and FOLDER/summary.md is written anew after each.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TESTS = ROOT / "tests" / "gpu"
-SPARE = 10  # seconds, to end what runs too long
+SPARE = 10  # seconds, to end a part that runs too long
 
 
 @dataclass
 class Part:
-    """What a part runs, how long that takes on an H200, and what it needs."""
+    """The command of a part, its duration on an H200, and its requirements."""
 
     command: list[str]
     seconds: int

@@ -1,4 +1,4 @@
-"""What a tensor and a training step cost under PyTorch's own allocator and under ours: medians and spread of one run.
+"""The cost of a tensor and a training step under PyTorch's own allocator and under ours: medians and spread of one run.
 
     python benchmarks/gpu/torch_speed.py [--out FILE]
 
@@ -6,8 +6,8 @@
     replacement      one of 256 live tensors, chosen at random, is replaced by one of another size
     MLP step         forward, backward and optimizer of a small network, whose time is mostly the CPU's
 
-The allocator can be replaced once in a process, so each has a process of its own; they are asked in turns, one at a
-time, so that a slow moment of the machine hits them alike. A second thread is alive in each, because locks are cheaper
+The allocator can be replaced once in a process, so each has a separate process; they work in turns, one at a time, so
+that a slow moment of the machine affects all of them. A second thread is alive in each, because locks are cheaper
 without one, and the garbage collector is off.
 """
 
@@ -44,7 +44,7 @@ CONTENDERS = {
 WORKER = "--worker"
 
 
-# The worker: told a measure and a count on a line, it answers with nanoseconds for one.
+# The worker: for a measure and a count on a line, it answers with nanoseconds per repetition.
 
 
 def empty_ns(torch: Any, size: int) -> Callable[[int], float]:
@@ -160,7 +160,7 @@ class Worker:
 
 
 def figures(samples: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Of each measure and contender: median, least and most, and how long it takes against the native one.
+    """Return for each measure and contender: median, minimum and maximum, and the ratio to the native one.
 
     That is the median over rounds, in which the two are measured right after each other: the machine's clock changes by
     a factor of two in the course of a run.

@@ -1,13 +1,13 @@
-"""Three programs of PyTorch: record, tune, run again with the line. Is what was predicted what then happens?
+"""Three PyTorch programs: record, tune, and run again with the suggested line, to compare prediction and result.
 
     python benchmarks/gpu/tuned_programs.py [--out FILE] [PROGRAM ...]
 
 Each program runs under PyTorch's own allocator with its history recorded, `tune` tries settings of PyTorch's on the
 snapshot by replay, and the program runs again under the best of them, and under `expandable_segments:True`: the peak of
 reserved memory that was predicted is put beside the real one (goal: equal to 0.1 %). Then a limit is chosen between the
-smallest device that the defaults fit on, as replay finds it, and the smallest for the best settings. Under it a program
-has to end out of memory with the defaults, and to come to its end with the settings that `tune` finds. Ends with 1 if
-any of this is otherwise.
+smallest device that the defaults fit on, as replay finds it, and the smallest for the best settings. Under that limit a
+program must run out of memory with the defaults, and complete with the settings that `tune` finds. Exits with 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALWAYS = "expandable_segments:True"
 STEP = 2 << 20
 
 
-# The programs. Sizes change from step to step, which is what makes an allocator work.
+# The programs. Sizes change from step to step, which makes the allocator work.
 
 
 def gpt2_varlen() -> None:
@@ -94,7 +94,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
 
 
 def work(name: str, limit: int, snapshot: str) -> None:
-    """One run, in a process of its own."""
+    """One run, in a separate process."""
     import torch
 
     torch.manual_seed(1)
@@ -128,7 +128,7 @@ def run(name: str, settings: str, limit: int = 0, snapshot: Path | None = None) 
 
 
 def best_of_pytorch(snapshot: Path, goal: str) -> tuple[Any, Any, float]:
-    """The recording, the best candidate that PyTorch's own allocator knows, and the seconds it took."""
+    """Return the recording, the best candidate that PyTorch's own allocator knows, and the seconds it took."""
     from allotment.lab.replay.run import read_recording
     from allotment.lab.tune.candidates import is_ours
     from allotment.lab.tune.search import Goal, tune
@@ -177,7 +177,7 @@ def show(name: str, folder: Path) -> dict[str, Any]:
             _, line, seconds = best_of_pytorch(failed, f"fit:{limit}")
             shown["limit"]["settings"] = line.settings if line is not None else None
             shown["limit"]["tune_seconds"] = round(seconds, 2)
-            # Tuned on what came before the failure alone; the best of the whole run is the second try.
+            # First tuned only on what came before the failure; the best of the whole run is the second attempt.
             for settings in (line.settings if line is not None else "", best.settings):
                 shown["limit"][f"ended with {settings or 'defaults'}"] = run(name, settings, limit)["ended"]
     return shown

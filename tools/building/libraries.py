@@ -35,7 +35,7 @@ class Library(Extension):
 
 @dataclass(frozen=True)
 class PlainLibrary:
-    """A shared library of C without Python, in the package: which files it is made of, and how."""
+    """A shared library of C without Python, in the package: its sources and its flags."""
 
     target: Path
     sources: list[Path]
@@ -51,7 +51,7 @@ class BuildLibraries(build_ext):
     source = Path("src")
     force_translation = False
     newest = 0.0
-    """When the build's own files were last changed: everything older is built again."""
+    """The time of the last change to the build's own files: everything older is built again."""
 
     def run(self) -> None:
         self.is_in_place = bool(self.inplace)  # the base class changes its own
@@ -91,7 +91,7 @@ class BuildLibraries(build_ext):
         return library.target if self.is_in_place else Path(self.build_lib) / library.target.relative_to(self.source)
 
     def build_plain(self, library: PlainLibrary) -> None:
-        """Without a compiler that knows its flags it is left out, and the package says so where it is needed."""
+        """Omit a library if no compiler accepts its flags; the package reports that where it needs the library."""
         target = self.place_of(library)
         if not any(self.is_older(target, path) for path in library.sources[0].parent.iterdir()):
             return
@@ -192,7 +192,7 @@ class BuildLibraries(build_ext):
 
     @cached_property
     def newest_header(self) -> float:
-        """When a header was last changed. All C is compiled again then: headers seldom change."""
+        """The time of the last change to a header. All C is compiled again then: headers seldom change."""
         of_plain = {path.parent for library in self.plain for path in library.sources}
         headers = (path for path in self.source.rglob("*.h*") if path.parent not in of_plain)
         return max((path.stat().st_mtime for path in headers), default=0.0)

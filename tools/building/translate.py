@@ -48,7 +48,7 @@ class Module:
 
 
 class Translator:
-    """Translates what is out of date. `directives` are the compiler's; `jobs` is the number of processes."""
+    """Translates modules that are out of date. `directives` are the compiler's; `jobs` is the number of processes."""
 
     def __init__(self, root: Path, directives: dict[str, Any], jobs: int) -> None:
         self.root = root

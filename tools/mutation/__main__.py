@@ -26,7 +26,7 @@ COPY = ROOT / "build" / "mutation"
 ENGINE = Path("src/allotment/_core")
 TESTS = ("tests/lab/conformance", "tests/core", "tests/allocators/caching")  # the most sensitive tests first
 COPIED = ("src", "tests", "examples", "docs", "tools", "setup.py", "pyproject.toml", "README.md")
-# It compares files with their sources, and so would notice every change to them, whatever its effect.
+# It compares files with their sources, and would notice every change to them, whatever its effect.
 LEFT_OUT = "--deselect=tests/core/contract/test_operations.py::test_what_is_generated_is_fresh"
 PATIENCE = 5  # times the duration of the unchanged tests: a program that hangs counts as noticed
 

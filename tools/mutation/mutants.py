@@ -1,4 +1,4 @@
-"""Small changes to a program in Cython: another operator, another constant, a statement left out."""
+"""Small changes to a program in Cython: another operator, another constant, an omitted statement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled module offers to Python, as data."""
+"""A compiled module's interface for Python, as data."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Class:
 
 @dataclass
 class Module:
-    """What a `.pyx` offers to Python, and where the names in its annotations may come from."""
+    """A `.pyx` file's interface for Python, and the sources of the names in its annotations."""
 
     name: str
     path: Path
     items: list[Function | Class | Variable] = field(default_factory=list)
     imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # name -> module, name there
-    complaints: list[str] = field(default_factory=list)  # what a stub needs and the code does not say
+    complaints: list[str] = field(default_factory=list)  # information that a stub needs and the code lacks
 
     def complain(self, line: int, text: str) -> None:
         self.complaints.append(f"{self.path.relative_to(SOURCE.parent)}:{line}: {text}")

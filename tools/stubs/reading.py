@@ -1,4 +1,4 @@
-"""Reads a `.pyx` and its `.pxd` with Cython's own parser, and returns what they offer to Python as data."""
+"""Reads a `.pyx` and its `.pxd` with Cython's own parser, and returns their interface for Python as data."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ class Reader:
         if isinstance(declarator, Nodes.CPtrDeclaratorNode):
             declarator, pointer = declarator.base, True
         name = declarator.name
-        if not name:  # without a type, the parser takes the name for one
+        if not name:  # without a type, the parser considers the name a type
             name, base_type = argument.base_type.name, None
         else:
             base_type = argument.base_type

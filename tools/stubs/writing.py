@@ -1,4 +1,4 @@
-"""Writes what a module offers to Python as the text of a stub, in Ruff's format."""
+"""Writes a module's interface as the text of a stub, in Ruff's format."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python tools/torch_releases/run_tests.py [RELEASE ...] [-- PYTEST ARGUMENT ...]
 
-Each release is installed in `build/releases`, with what it needs on a machine without a GPU: PyTorch's own wheel, its
-pure Python requirements, CUDA's runtime and CUPTI. The tests bring a CUDA driver made of host memory. PyTorch links to
-libraries that no test here calls, such as cuDNN and cuBLAS, which take 3 GB a release; empty libraries with the same
-names and symbols take their place. Ends with 1 if tests fail under any release.
+Each release is installed in `build/releases`, with its requirements on a machine without a GPU: PyTorch's own wheel,
+its pure Python requirements, CUDA's runtime and CUPTI. The tests bring a CUDA driver made of host memory. PyTorch links
+to libraries that no test here calls, such as cuDNN and cuBLAS, which take 3 GB a release; empty libraries with the same
+names and symbols take their place. Exits with 1 if tests fail under any release.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TESTS = "tests/adapters/torch"
 LEFT_OUT = r"torch/(bin/(?!torch_shm)|test/)"
 NEEDS_A_GPU = re.compile(r"nvidia-|cuda-|triton")
 OF_THE_SYSTEM = re.compile(r"(lib(c|m|dl|rt|gcc_s|stdc\+\+|pthread|cuda|gomp)|ld-linux[\w-]*)\.so")
-PREFIXES = {"libnvshmem_host": "nvshmem"}  # of a library's symbols, where its name does not tell
+PREFIXES = {"libnvshmem_host": "nvshmem"}  # of a library's symbols, where its name does not show it
 
 
 def install(release: str) -> Path:
@@ -73,7 +73,7 @@ def versions_needed_by(library: Path) -> dict[str, set[str]]:
 
 
 def write_empty_libraries(site: Path) -> None:
-    """Write a library in the place of each that PyTorch needs and that is not there."""
+    """Write a stand-in for each library that PyTorch needs and that is missing."""
     folder = site / "torch" / "lib"
     present = {path.name for path in [*folder.iterdir(), *(site / "nvidia").rglob("*.so*")]}
     torch = list(folder.glob("*.so"))
