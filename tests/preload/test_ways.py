@@ -68,6 +68,18 @@ def test_a_function_found_by_dlsym_is_ours(driver, tmp_path, caller):
     assert said == ["True {'libcaller.so': 4194304} {'dlsym': 'libcaller.so'}"]
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("cuda/lib64", "libother.so"), ("cupyish", "libother.so"), ("numbas", "libother.so"),
+     ("cupy/_core", "cupy"), ("cupy_backends/cuda", "cupy"), ("cuda/bindings", "cuda-python")],
+)  # fmt: skip
+def test_a_library_has_the_name_of_its_package_and_otherwise_its_own(driver, tmp_path, caller, folder, name):
+    (tmp_path / folder).mkdir(parents=True)
+    library = caller().rename(tmp_path / folder / "libother.so")
+    said = output_of(driver, tmp_path, TAKE.format(library=str(library)))
+    assert said == [f"True {{'{name}': 4194304}} {{'dlsym': '{name}'}}"]
+
+
 def test_a_function_found_by_dlvsym_is_ours(tmp_path, caller):
     (tmp_path / "versions").write_text("CUDA { global: *; };")
     driver = build_driver(tmp_path, f"-Wl,--version-script={tmp_path / 'versions'}")

@@ -34,8 +34,9 @@ static void short_name(const char* path, const char* name, char* text) {
         {"/jax_plugins/", NULL, "jax"}, {"/jax_cuda", NULL, "jax"}, {NULL, "libtorch", "torch"}, {NULL, "libc10", "torch"},
         {NULL, "libnccl", "nccl"}, {NULL, "libcudnn", "cudnn"}, {NULL, "libcublas", "cublas"},
         {NULL, "libcusolver", "cusolver"}, {NULL, "libcusparse", "cusparse"}, {NULL, "libcufft", "cufft"},
-        {NULL, "libcudart", "cudart"}, {"/cupy", NULL, "cupy"}, {"/numba", NULL, "numba"},
-        {"/cuda/", NULL, "cuda-python"}, {NULL, "libffi", "ctypes"}, {NULL, "_ctypes", "ctypes"},
+        {NULL, "libcudart", "cudart"}, {"/cupy/", NULL, "cupy"}, {"/cupy_backends/", NULL, "cupy"},
+        {"/numba/", NULL, "numba"}, {"/numba_cuda/", NULL, "numba"}, {"/cuda/bindings/", NULL, "cuda-python"},
+        {"/cuda/core/", NULL, "cuda-python"}, {NULL, "libffi", "ctypes"}, {NULL, "_ctypes", "ctypes"},
     };
     for (size_t at = 0; at < sizeof friendly / sizeof *friendly; at++)
         if ((friendly[at].in_path && has(path, friendly[at].in_path)) || (friendly[at].in_name && has(name, friendly[at].in_name))) {
