@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allotment import preload
-from allotment.errors import RequestError, SettingsError
+from allotment.errors import RequestError, SettingsError, UnsupportedError
 from helpers.c_library import compiled
 from helpers.preloaded import OPEN, run
 
@@ -149,6 +149,15 @@ def test_the_environment_is_what_a_launcher_needs(monkeypatch):
         "ALLOTMENT_PRELOAD_STACKS": "1",
     }
     assert preload.depth() is None and preload.stacks() == []
+
+
+def test_a_path_that_the_variable_cannot_name_is_refused(monkeypatch, tmp_path):
+    place = tmp_path / "two words" / "library.so"
+    place.parent.mkdir()
+    place.touch()
+    monkeypatch.setattr(preload, "_LIBRARY", place)
+    with pytest.raises(UnsupportedError, match="a space or a colon"):
+        preload.environment()
 
 
 def test_the_environment_refuses_what_it_does_not_know():

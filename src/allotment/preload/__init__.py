@@ -31,9 +31,13 @@ _DEPTH, _LIMIT, _MIN_SIZE, _STACKS = (
 
 
 def library_path() -> str:
-    """Return the file to preload. Raises UnsupportedError if it was not built."""
+    """Return the file to preload. Raises UnsupportedError if it was not built, or has a path LD_PRELOAD cannot name."""
     if not _LIBRARY.exists():
         raise UnsupportedError("the library to preload was not built; that needs Linux and gcc", operation="preload")
+    if any(character in str(_LIBRARY) for character in " :"):
+        raise UnsupportedError(
+            f"LD_PRELOAD cannot name a path with a space or a colon: {str(_LIBRARY)!r}", operation="preload"
+        )
     return str(_LIBRARY)
 
 
@@ -47,7 +51,7 @@ def environment(
 
     At depth "serve" the Python program must import `allotment.preload`, otherwise everything passes through. A library
     that LD_PRELOAD names already is loaded after ours. Raises RequestError for an unknown depth, SettingsError for a
-    bad size, UnsupportedError if the library was not built.
+    bad size, UnsupportedError if the library was not built or LD_PRELOAD cannot name its path.
     """
     if depth not in ("count", "serve"):
         raise RequestError(f"depth must be 'count' or 'serve', not {depth!r}")
