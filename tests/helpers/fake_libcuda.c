@@ -107,7 +107,10 @@ typedef struct Chunk { long magic, references; int descriptor, handle_types; siz
 
 typedef struct Share { pid_t process; size_t bytes; } Share;     /* what a process has of the device's memory */
 
-typedef struct Pool { uint64_t threshold, held, held_high, used, used_high; int reuse[4]; int access[MAX_DEVICES]; } Pool;
+typedef struct Pool {
+    uint64_t threshold, held, held_high, used, used_high;
+    int reuse[4], access[MAX_DEVICES], is_on_host;
+} Pool;
 
 enum { STREAM_MAGIC = 0x57EA, DESTROYED_MAGIC = 0xDEAD, CHUNK_MAGIC = 0xC4A2 };
 
@@ -284,6 +287,13 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     if (!--primaries[device]) end_all_of(&contexts[device]);
     return SUCCESS;
 }
+/* The oldest forms do the same. */
+EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+    return fails("cuDevicePrimaryCtxReset") ? 999 : cuDevicePrimaryCtxReset_v2(device);
+}
+EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    return fails("cuDevicePrimaryCtxRelease") ? 999 : cuDevicePrimaryCtxRelease_v2(device);
+}
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* is_active) {
     if (fails(__func__)) return 999;
     *flags = 0;
@@ -332,6 +342,7 @@ EXPORT CUresult cuCtxDestroy_v2(Context* context) {
     end_all_of(context);
     return SUCCESS;
 }
+EXPORT CUresult cuCtxDestroy(Context* context) { return fails("cuCtxDestroy") ? 999 : cuCtxDestroy_v2(context); }
 EXPORT CUresult cuCtxEnablePeerAccess(Context* peer, unsigned int flags) {
     NEED_CONTEXT;
     Context* here = stack[depth - 1];
@@ -472,13 +483,15 @@ static CUresult spoil(void) {
         }
     return result;
 }
+/* Waits for one stream; for NULL, for those of the current context and those that belong to none. */
 static CUresult wait_until_idle(Stream* only) {
     for (;;) {
         {
             LOCKED;
             move_all();
             int is_idle = only ? only->first == NULL : default_stream.first == NULL;
-            for (Stream* stream = streams; stream && !only; stream = stream->next) is_idle &= stream->first == NULL;
+            for (Stream* stream = streams; stream && !only; stream = stream->next)
+                is_idle &= stream->first == NULL || (stream->context && stream->context != stack[depth - 1]);
             if (is_idle) return SUCCESS;
         }
         usleep(200);
@@ -507,6 +520,7 @@ EXPORT CUresult cuStreamDestroy_v2(Stream* given) {
     stream_of(given)->magic = DESTROYED_MAGIC;
     return SUCCESS;
 }
+EXPORT CUresult cuStreamDestroy(Stream* given) { return fails("cuStreamDestroy") ? 999 : cuStreamDestroy_v2(given); }
 EXPORT CUresult cuStreamQuery(Stream* given) {
     NEED_CONTEXT;
     Stream* stream = stream_of(given);
@@ -832,6 +846,12 @@ EXPORT CUresult cuLaunchKernel(int* function, unsigned int grid_x, unsigned int 
     *function = 1;
     return enqueue(stream_of(stream), (Step){.kind = NOTHING});
 }
+EXPORT CUresult cuLaunchCooperativeKernel(int* function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                                          unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                                          unsigned int shared, Stream* stream, void** parameters) {
+    if (fails(__func__)) return 999;
+    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters, NULL);
+}
 EXPORT CUresult cuMemHostAlloc(void** address, size_t size, unsigned int flags) {
     NEED_CONTEXT;
     if (flags > 1) return INVALID_VALUE;
@@ -1048,6 +1068,11 @@ EXPORT CUresult cuDeviceGetDefaultMemPool(Pool** pool, CUdevice device) {
     *pool = &pools[device];
     return SUCCESS;
 }
+EXPORT CUresult cuMemPoolCreate(Pool** pool, const Properties* properties) {
+    *pool = calloc(1, sizeof **pool);
+    (*pool)->is_on_host = properties->location_type == 2;
+    return SUCCESS;
+}
 static uint64_t* figure_of(Pool* pool, int attribute) {
     uint64_t* figures[] = {&pool->threshold, &pool->held, &pool->held_high, &pool->used, &pool->used_high};
     return attribute >= 4 && attribute <= 8 ? figures[attribute - 4] : NULL;
@@ -1065,6 +1090,7 @@ EXPORT CUresult cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) {
     LOCKED;
     move_all();
     if (attribute >= 1 && attribute <= 3) { *(int*)value = pool->reuse[attribute]; return SUCCESS; }
+    if (attribute == 12) { *(int*)value = pool->is_on_host ? 2 : 1; return SUCCESS; }
     if (!figure_of(pool, attribute)) return INVALID_VALUE;
     *(uint64_t*)value = *figure_of(pool, attribute);
     return SUCCESS;
@@ -1113,6 +1139,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, Pool*
         if (size > TOTAL - used()) release_idle(pool, 0);
         void* base = take_memory(size, &descriptor);
         if (!base) return OUT_OF_MEMORY;
+        if (pool->is_on_host) mine->bytes -= size;
         area = add_area(IDLE, base, size, descriptor);
         area->pool = pool;
         if (!stream->capture) pool->held += size;

@@ -49,9 +49,9 @@ def test_a_chunk_is_counted_as_long_as_a_handle_or_a_mapping_holds_it(driver, tm
 # Each driver function that is replaced and that the tests' driver has, called by a program.
 CALLS = """
 place, word, other = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_size_t()
-size, none, made = ctypes.c_size_t(2 * MIB), ctypes.c_uint64(0), ctypes.c_void_p()
+size, none, answer = ctypes.c_size_t(2 * MIB), ctypes.c_uint64(0), ctypes.c_void_p()
 properties, handle = (ctypes.c_int * 16)(1, 0, 1, 0), ctypes.create_string_buffer(64)
-at, more, text = ctypes.byref(place), ctypes.byref(made), ctypes.byref(ctypes.c_uint64(9))
+at, more, text = ctypes.byref(place), ctypes.byref(answer), ctypes.byref(ctypes.c_uint64(9))
 reserved, chunk, mapped, unmapped = (ctypes.c_uint64() for _ in range(4))
 cuda.cuMemAddressReserve(ctypes.byref(reserved), ctypes.c_size_t(4 * MIB), ctypes.c_size_t(0), none, none)
 cuda.cuMemCreate(ctypes.byref(chunk), size, ctypes.byref(properties), none)
@@ -60,9 +60,10 @@ cuda.cuMemMap(mapped, size, ctypes.c_size_t(0), chunk, none)
 plain, ordered = ctypes.c_uint64(allocate(MIB)), ctypes.c_uint64(allocate(MIB, "cuMemAllocAsync", None))
 pool, kept = ctypes.c_void_p(), stream()
 cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0)
-second, popped = ctypes.c_void_p(), ctypes.c_void_p()
-cuda.cuCtxCreate_v2(ctypes.byref(second), 0, 0)
-cuda.cuCtxPopCurrent_v2(ctypes.byref(popped))
+second, third, popped = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+for made in (second, third):
+    cuda.cuCtxCreate_v2(ctypes.byref(made), 0, 0)
+    cuda.cuCtxPopCurrent_v2(ctypes.byref(popped))
 calls = {
     "cuGetProcAddress": lambda call: call(b"cuMemAlloc", more, 12000, none),
     "cuGetProcAddress_v2": lambda call: call(b"cuMemAlloc", more, 12000, none, None),
@@ -83,15 +84,22 @@ calls = {
     "cuMemGetAddressRange_v2": lambda call: call(at, ctypes.byref(word), plain),
     "cuIpcGetMemHandle": lambda call: call(handle, plain),
     "cuModuleLoadData": lambda call: call(more, text),
+    "cuLaunchCooperativeKernel": lambda call: call(
+        ctypes.byref(ctypes.c_int(1)), 1, 1, 1, 1, 1, 1, 0, None, None
+    ),
     "cuLaunchKernel": lambda call: call(ctypes.byref(ctypes.c_int(1)), 1, 1, 1, 1, 1, 1, 0, None, None, None),
     "cuStreamCreate": lambda call: call(more, 1),
     "cuStreamCreateWithPriority": lambda call: call(more, 1, 0),
-    "cuStreamDestroy_v2": lambda call: call(kept),
+    "cuStreamDestroy": lambda call: call(kept),
+    "cuStreamDestroy_v2": lambda call: call(stream()),
     "cuDevicePrimaryCtxRetain": lambda call: call(more, 0),
+    "cuDevicePrimaryCtxReset": lambda call: call(0),
     "cuDevicePrimaryCtxReset_v2": lambda call: call(0),
+    "cuDevicePrimaryCtxRelease": lambda call: call(0),
     "cuDevicePrimaryCtxRelease_v2": lambda call: call(0),
     "cuCtxCreate_v2": lambda call: call(more, 0, 0),
-    "cuCtxDestroy_v2": lambda call: call(second),
+    "cuCtxDestroy": lambda call: call(second),
+    "cuCtxDestroy_v2": lambda call: call(third),
 }
 """
 
@@ -149,6 +157,20 @@ def test_a_free_that_failed_leaves_the_line_in_the_ledger(driver, tmp_path, func
     """
     first, second = output_of(driver, tmp_path, program, FAKE_CUDA_FAIL=function)
     assert first == "999 True" and second in ("1 True", "999 True")
+
+
+def test_memory_of_a_pool_on_the_host_is_not_the_devices(driver, tmp_path):
+    program = """
+    def pool(kind):
+        properties, made = (ctypes.c_int * 32)(1, 0, kind, 0), ctypes.c_void_p()
+        assert cuda.cuMemPoolCreate(ctypes.byref(made), ctypes.byref(properties)) == 0
+        return made
+    for kind in (1, 2):
+        print(allocate(200 * MIB, "cuMemAllocFromPoolAsync", pool(kind), None) > 0, held())
+    print(allocate(200 * MIB, "cuMemAllocFromPoolAsync", pool(2), None) > 0)
+    """
+    said = output_of(driver, tmp_path, program, "--limit", "256MiB")
+    assert said == [f"True {{'ctypes': {200 << 20}}}"] * 2 + ["True"]
 
 
 def test_without_a_context_the_driver_decides(driver, tmp_path):
@@ -303,7 +325,10 @@ def test_stacks_are_counted_if_asked_for(driver, tmp_path):
 
 @pytest.mark.parametrize("primary", [False, True])
 def test_memory_that_ended_with_its_context_is_no_longer_counted(driver, tmp_path, primary):
-    ways = ["cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset_v2"] if primary else ["cuCtxDestroy_v2"]
+    ways = (
+        ["cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"] if primary else ["cuCtxDestroy"]
+    )  # with and without a version
+    ways += [f"{way}_v2" for way in ways]
     for end in ways:
         program = f"""
         second = ctypes.c_void_p()

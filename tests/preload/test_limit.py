@@ -123,6 +123,13 @@ def test_a_limit_below_the_context_is_said_and_not_kept(driver, tmp_path):
     )
 
 
+def test_a_limit_of_nothing_is_said_and_not_kept(driver, tmp_path):
+    (tmp_path / "program.py").write_text(OPEN + "print(allocate(100 << 20) > 0)\n")
+    done = run(driver, "-m", "allotment.preload", "--limit", "0", tmp_path / "program.py")
+    assert done.stdout == "True\n"
+    assert done.stderr == "allotment.preload: a limit of 0 bytes is below the context, and is ignored\n"
+
+
 @pytest.mark.parametrize(("name", "value"), [("ALLOTMENT_PRELOAD_LIMIT", "lots"), ("ALLOTMENT_PRELOAD", "deep")])
 def test_a_variable_that_says_nothing_is_said_and_ignored(driver, tmp_path, name, value):
     from allotment import preload
@@ -156,6 +163,16 @@ def test_a_measurement_while_another_thread_allocates_or_frees_lets_nobody_beyon
     """
     (used,) = output_of(driver, tmp_path, program, "--limit", "256MiB", FAKE_CUDA_CONTEXT=str(64 << 20))
     assert int(used) <= room_in(256 << 20) >> 20
+
+
+def test_memory_of_a_graph_is_refused_beyond_the_limit_while_it_is_captured(driver, tmp_path):
+    program = """
+    captured, graph = stream(), ctypes.c_void_p()
+    assert cuda.cuStreamBeginCapture_v2(captured, 1) == 0
+    print([allocate(size * MIB, "cuMemAllocAsync", captured) > 0 for size in (300, 200)])
+    print(cuda.cuStreamEndCapture(captured, ctypes.byref(graph)), allocate(30 * MIB) > 0)
+    """
+    assert output_of(driver, tmp_path, program, "--limit", "256MiB") == ["[False, True]", "0 True"]
 
 
 def test_chunks_of_another_device_than_the_current_one_are_counted_and_limited(driver, tmp_path):

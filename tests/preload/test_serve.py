@@ -134,11 +134,12 @@ let_go()
     assert output_of(driver, tmp_path, program, *SERVE) == ["0 True", "0 True"]
 
 
-def test_a_destroyed_stream_is_not_asked(driver, tmp_path):
-    program = """
+@pytest.mark.parametrize("name", ["cuStreamDestroy", "cuStreamDestroy_v2"])
+def test_a_destroyed_stream_is_not_asked(driver, tmp_path, name):
+    program = f"""
     gone = stream()
     address = allocate(3 * MIB)
-    cuda.cuStreamDestroy_v2(gone)
+    cuda.{name}(gone)
     print(free(address))
     """
     assert output_of(driver, tmp_path, program, *SERVE) == ["0"]
@@ -201,12 +202,16 @@ address, second, word = allocate(3 * MIB), ctypes.c_void_p(), ctypes.c_uint32.fr
 assert cuda.cuCtxCreate_v2(ctypes.byref(second), 0, 0) == 0
 hold(stream())
 cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-call = ctypes.CFUNCTYPE(None)(lambda: setattr(word, "value", 1))
+waited_in = ctypes.c_void_p()
+def let_go_during_the_wait():
+    cuda.cuCtxGetCurrent(ctypes.byref(waited_in))
+    word.value = 1
+call = ctypes.CFUNCTYPE(None)(let_go_during_the_wait)
 cuda.fake_during(b"cuCtxSynchronize", call)
-print(free(address), word.value)
+print(free(address), word.value, waited_in.value == second.value)
 """
     )
-    assert output_of(driver, tmp_path, program, *SERVE) == ["0 1"]
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 1 True"]
 
 
 @pytest.mark.parametrize("current", ["no context", "another device"])

@@ -16,7 +16,8 @@ typedef void* CUfunction;
 
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_READY = 600, NOT_FOUND = 500, NOT_SUPPORTED = 801,
-    LOCATION_DEVICE = 1, CAPTURE_RELAXED = 2, RESERVED_IN_POOL = 5, USED_IN_POOL = 7, GRAPH_RESERVED = 2,
+    LOCATION_DEVICE = 1, LOCATION_HOST = 2, LOCATION_HOST_LAST = 4, CAPTURE_RELAXED = 2, GRAPH_RESERVED = 2,
+    RESERVED_IN_POOL = 5, POOL_LOCATION_ID = 11, POOL_LOCATION_TYPE = 12,
     PER_THREAD_FLAG = 2, NEWEST_KNOWN = 13990      /* the newest CUDA whose functions are known to have these forms */
 };
 #define LEGACY_STREAM ((CUstream)1)
@@ -83,15 +84,27 @@ typedef struct { unsigned int sizes[7]; CUstream stream; } CUlaunch;            
              (const CUlaunch* how, CUfunction function, void** parameters, void** extra)) \
     FUNCTION(cuLaunchKernelEx_ptsz, cuLaunchKernelEx, 11060, 1, \
              (const CUlaunch* how, CUfunction function, void** parameters, void** extra)) \
+    FUNCTION(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, 9000, 0, \
+             (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, \
+              unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared, \
+              CUstream stream, void** parameters)) \
+    FUNCTION(cuLaunchCooperativeKernel_ptsz, cuLaunchCooperativeKernel, 9000, 1, \
+             (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, \
+              unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared, \
+              CUstream stream, void** parameters)) \
     FUNCTION(cuStreamCreate, cuStreamCreate, 2000, 0, (CUstream* stream, unsigned int flags)) \
     FUNCTION(cuStreamCreateWithPriority, cuStreamCreateWithPriority, 5050, 0, \
              (CUstream* stream, unsigned int flags, int priority)) \
     FUNCTION(cuGreenCtxStreamCreate, cuGreenCtxStreamCreate, 12050, 0, \
              (CUstream* stream, void* context, unsigned int flags, int priority)) \
+    FUNCTION(cuStreamDestroy, cuStreamDestroy, 2000, 0, (CUstream stream)) \
     FUNCTION(cuStreamDestroy_v2, cuStreamDestroy, 4000, 0, (CUstream stream)) \
     FUNCTION(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, 0, (CUcontext* context, CUdevice device)) \
+    FUNCTION(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset, 7000, 0, (CUdevice device)) \
     FUNCTION(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000, 0, (CUdevice device)) \
+    FUNCTION(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease, 7000, 0, (CUdevice device)) \
     FUNCTION(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, 11000, 0, (CUdevice device)) \
+    FUNCTION(cuCtxDestroy, cuCtxDestroy, 2000, 0, (CUcontext context)) \
     FUNCTION(cuCtxDestroy_v2, cuCtxDestroy, 4000, 0, (CUcontext context)) \
     FUNCTION(cuCtxCreate_v2, cuCtxCreate, 3020, 0, (CUcontext* context, unsigned int flags, CUdevice device)) \
     FUNCTION(cuCtxCreate_v3, cuCtxCreate, 11040, 0, \

@@ -110,18 +110,32 @@ static int is_captured(CUstream stream) {
 }
 
 /* A graph owns its memory: the driver's figures contain it, and the ledger does not. */
-#define ALLOCATE_ASYNC(kind, call) \
-    if (is_captured(own)) return call; \
-    if (!begin(&pending, device, (size + 511) / 512 * 512, kind, caller)) return OUT_OF_MEMORY; \
+#define ALLOCATE_ASYNC(pool_used, call) \
+    int place = is_plain ? device : device_of(pool_used, device); \
+    if (is_captured(own)) return limit_allows_graph(place, size) ? call : OUT_OF_MEMORY; \
+    if (!begin(&pending, place, (size + 511) / 512 * 512, is_plain ? KIND_ASYNC : KIND_POOL, caller)) \
+        return OUT_OF_MEMORY; \
     WITH_ROOM(is_ours(caller), result, call); \
     return finish(&pending, result, result == SUCCESS ? *address : 0)
 
 static int is_default(int device, CUpool pool) { return device >= 0 && pool == default_pool(device); }
 
-static int pool_in_use_is_default(int device) {
+/* Returns the pool that a device's requests without a pool come from. */
+static CUpool pool_in_use(int device) {
     CUpool pool = NULL;
     T_cuDeviceGetMemPool real = REAL(cuDeviceGetMemPool);
-    return !real || real(&pool, device) != SUCCESS || is_default(device, pool);
+    return real && real(&pool, device) == SUCCESS ? pool : default_pool(device);
+}
+
+/* Returns the device that has a pool's memory, -1 for host memory. Drivers before CUDA 13 do not tell: then it is the
+ * current device. */
+static int device_of(CUpool pool, int current) {
+    int type = LOCATION_DEVICE, device = current;
+    T_cuMemPoolGetAttribute real = REAL(cuMemPoolGetAttribute);
+    if (current < 0 || !real || real(pool, POOL_LOCATION_TYPE, &type) != SUCCESS) return current;
+    if (type >= LOCATION_HOST && type <= LOCATION_HOST_LAST) return -1;
+    if (type != LOCATION_DEVICE || real(pool, POOL_LOCATION_ID, &device) != SUCCESS) return current;
+    return device < DEVICES ? device : -1;
 }
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream stream) {
@@ -130,9 +144,11 @@ EXPORT CUresult cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream stre
     PASS(cuMemAllocAsync, address, size, stream);
     Caller caller = CALLER;
     CUstream own = stream;
-    int device = current_device(), is_plain = device >= 0 && pool_in_use_is_default(device);
+    int device = current_device();
+    CUpool pool = device >= 0 ? pool_in_use(device) : NULL;
+    int is_plain = is_default(device, pool);
     if (is_plain && serve_async(address, size, own, caller, &result)) return result;
-    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_POOL, real(address, size, stream));
+    ALLOCATE_ASYNC(pool, real(address, size, stream));
 }
 
 EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, CUstream stream) {
@@ -141,9 +157,11 @@ EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr* address, size_t size, CUstream
     PASS(cuMemAllocAsync_ptsz, address, size, stream);
     Caller caller = CALLER;
     CUstream own = stream ? stream : THREAD_STREAM;
-    int device = current_device(), is_plain = device >= 0 && pool_in_use_is_default(device);
+    int device = current_device();
+    CUpool pool = device >= 0 ? pool_in_use(device) : NULL;
+    int is_plain = is_default(device, pool);
     if (is_plain && serve_async(address, size, own, caller, &result)) return result;
-    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_POOL, real(address, size, stream));
+    ALLOCATE_ASYNC(pool, real(address, size, stream));
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, CUpool pool, CUstream stream) {
@@ -154,7 +172,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t size, CUpoo
     CUstream own = stream;
     int device = current_device(), is_plain = is_default(device, pool);
     if (is_plain && serve_async(address, size, own, caller, &result)) return result;
-    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_POOL, real(address, size, pool, stream));
+    ALLOCATE_ASYNC(pool, real(address, size, pool, stream));
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, size_t size, CUpool pool, CUstream stream) {
@@ -165,7 +183,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, size_t size, 
     CUstream own = stream ? stream : THREAD_STREAM;
     int device = current_device(), is_plain = is_default(device, pool);
     if (is_plain && serve_async(address, size, own, caller, &result)) return result;
-    ALLOCATE_ASYNC(is_plain ? KIND_ASYNC : KIND_POOL, real(address, size, pool, stream));
+    ALLOCATE_ASYNC(pool, real(address, size, pool, stream));
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
@@ -313,6 +331,15 @@ LAUNCHES(cuLaunchKernelEx, (const CUlaunch* how, CUfunction function, void** par
          (how ? how->stream : NULL), how, function, parameters, extra)
 LAUNCHES(cuLaunchKernelEx_ptsz, (const CUlaunch* how, CUfunction function, void** parameters, void** extra),
          (how && how->stream ? how->stream : THREAD_STREAM), how, function, parameters, extra)
+LAUNCHES(cuLaunchCooperativeKernel, (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                                     unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                                     unsigned int shared, CUstream stream, void** parameters),
+         stream, function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters)
+LAUNCHES(cuLaunchCooperativeKernel_ptsz, (CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                          unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                          unsigned int block_z, unsigned int shared, CUstream stream,
+                                          void** parameters),
+         (stream ? stream : THREAD_STREAM), function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters)
 
 /* --- streams and contexts --- */
 
@@ -334,11 +361,15 @@ EXPORT CUresult cuGreenCtxStreamCreate(CUstream* stream, void* context, unsigned
     if (result == SUCCESS) note_stream(*stream, NULL);
     return result;
 }
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
-    PASS(cuStreamDestroy_v2, stream);
-    note_no_stream(stream);
-    return real(stream);
-}
+/* Callers find the oldest forms by dlsym with a name that has no version. */
+#define DESTROYS_STREAM(name) \
+    EXPORT CUresult name(CUstream stream) { \
+        PASS(name, stream); \
+        note_no_stream(stream); \
+        return real(stream); \
+    }
+DESTROYS_STREAM(cuStreamDestroy)
+DESTROYS_STREAM(cuStreamDestroy_v2)
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     PASS(cuDevicePrimaryCtxRetain, context, device);
@@ -355,37 +386,54 @@ static void primary_ended(int device) {
     CUcontext context = primary_of(device);
     if (context) context_ended(device, context);
 }
-EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    PASS(cuDevicePrimaryCtxReset_v2, device);
-    streams_end(primary_of(device));
-    CUresult result = real(device);
-    if (result == SUCCESS) primary_ended(device);
-    return result;
-}
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+#define RESETS(name) \
+    EXPORT CUresult name(CUdevice device) { \
+        PASS(name, device); \
+        streams_end(primary_of(device)); \
+        CUresult result = real(device); \
+        if (result == SUCCESS) primary_ended(device); \
+        return result; \
+    }
+RESETS(cuDevicePrimaryCtxReset)
+RESETS(cuDevicePrimaryCtxReset_v2)
+
+static int is_inactive(CUdevice device) {
     unsigned int flags;
     int is_active = 1;
-    PASS(cuDevicePrimaryCtxRelease_v2, device);
-    CUresult result = real(device);
     T_cuDevicePrimaryCtxGetState state = REAL(cuDevicePrimaryCtxGetState);
-    if (result == SUCCESS && state && state(device, &flags, &is_active) == SUCCESS && !is_active) primary_ended(device);
-    return result;
+    return state && state(device, &flags, &is_active) == SUCCESS && !is_active;
 }
-EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
+#define RELEASES(name) \
+    EXPORT CUresult name(CUdevice device) { \
+        PASS(name, device); \
+        CUresult result = real(device); \
+        if (result == SUCCESS && is_inactive(device)) primary_ended(device); \
+        return result; \
+    }
+RELEASES(cuDevicePrimaryCtxRelease)
+RELEASES(cuDevicePrimaryCtxRelease_v2)
+
+static int device_of_context(CUcontext context) {
     CUcontext popped;
-    PASS(cuCtxDestroy_v2, context);
     T_cuCtxPushCurrent_v2 push = REAL(cuCtxPushCurrent_v2);
     T_cuCtxPopCurrent_v2 pop = REAL(cuCtxPopCurrent_v2);
-    int device = -1;
-    if (push && pop && push(context) == SUCCESS) {
-        device = current_device();
-        pop(&popped);
-    }
-    streams_end(context);       /* before it ends: another thread may query them at any moment */
-    CUresult result = real(context);
-    if (result == SUCCESS) context_ended(device, context);
-    return result;
+    if (!push || !pop || push(context) != SUCCESS) return -1;
+    int device = current_device();
+    pop(&popped);
+    return device;
 }
+#define DESTROYS_CONTEXT(name) \
+    EXPORT CUresult name(CUcontext context) { \
+        PASS(name, context); \
+        int device = device_of_context(context); \
+        streams_end(context);       /* before it ends: another thread may query them at any moment */ \
+        CUresult result = real(context); \
+        if (result == SUCCESS) context_ended(device, context); \
+        return result; \
+    }
+DESTROYS_CONTEXT(cuCtxDestroy)
+DESTROYS_CONTEXT(cuCtxDestroy_v2)
+
 EXPORT CUresult cuCtxCreate_v2(CUcontext* context, unsigned int flags, CUdevice device) {
     PASS(cuCtxCreate_v2, context, flags, device);
     uint64_t used_before = used_before_context(device);

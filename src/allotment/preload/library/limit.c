@@ -31,6 +31,15 @@ int limit_allows(int device, uint64_t size, Caller caller) {
     return caller.library != LIBRARY_OURS && serve_give_back(device) && sample(device) && fits(device, size);
 }
 
+/* A graph gets its memory when it is launched. So this request is compared with the room that there is now. */
+int limit_allows_graph(int device, uint64_t size) {
+    if (!options.limit || device < 0) return 1;
+    sample(device);
+    if (!fits(device, size)) return 0;
+    ledger_settle(&(Entry){.size = size, .device = (uint8_t)device}, 0, 0);
+    return 1;
+}
+
 void limit_info(int device, size_t* free_bytes, size_t* total_bytes) {
     if (!options.limit) return;
     uint64_t used = *total_bytes - *free_bytes, others = atomic_load(&figures[device].others);

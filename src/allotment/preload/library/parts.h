@@ -119,6 +119,7 @@ CUpool default_pool(int device);
 /* --- limit --- */
 
 int limit_allows(int device, uint64_t size, Caller caller);     /* charges it; 0: it would be beyond the limit */
+int limit_allows_graph(int device, uint64_t size);              /* charges nothing */
 void limit_info(int device, size_t* free_bytes, size_t* total_bytes);
 
 /* --- serving --- */

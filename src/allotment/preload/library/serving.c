@@ -105,9 +105,10 @@ static void order_after_thread_streams(const allotment_entry_points* table, cons
 
 /* Orders the reuse of the block after all work submitted to its device. pre: the device's context is current */
 static void order_after_all_work(const allotment_entry_points* table, const Entry* entry) {
-    int mode = CAPTURE_RELAXED, count = 0, must_wait = too_many_streams;
+    int mode = CAPTURE_RELAXED, count = 0, foreign_count = 0, must_wait = too_many_streams;
     unsigned int destroyed = atomic_load(&destroyed_busy);
     CUstream busy[BUSY];
+    CUcontext popped, foreign[BUSY];
     CUcontext primary = atomic_load(&figures[entry->device].primary);
     T_cuThreadExchangeStreamCaptureMode exchange = REAL(cuThreadExchangeStreamCaptureMode);
     if (destroyed != atomic_load(&waited_for[entry->device])) must_wait = 1;
@@ -119,16 +120,25 @@ static void order_after_all_work(const allotment_entry_points* table, const Entr
     if (exchange) exchange(&mode);
     if (!is_capturing(NULL)) table->record_stream(table->context, (void*)(uintptr_t)entry->key, NULL);
     spin_lock(&listing);            /* so that no stream is destroyed while it is queried */
-    for (int at = 0; at < stream_count && !must_wait; at++) {
+    for (int at = 0; at < stream_count; at++) {
         if (streams[at].device != entry->device && streams[at].device >= 0) continue;
         if ((uint64_t)(uintptr_t)streams[at].stream == entry->more || !has_work(streams[at].stream)) continue;
-        if (streams[at].context != primary || count == BUSY) must_wait = 1;     /* the allocator cannot record it */
-        else busy[count++] = streams[at].stream;
+        /* The allocator records streams of the primary context only. Green contexts belong to it, and have no other. */
+        CUcontext context = streams[at].context;
+        if (context == primary && count < BUSY) busy[count++] = streams[at].stream;
+        else if (!context || context == primary) must_wait = 1;
+        else if (foreign_count < BUSY && (!foreign_count || foreign[foreign_count - 1] != context))
+            foreign[foreign_count++] = context;
     }
     spin_unlock(&listing);
     for (int at = 0; at < count; at++) table->record_stream(table->context, (void*)(uintptr_t)entry->key, busy[at]);
     if (exchange) exchange(&mode);
     if (must_wait) REAL(cuCtxSynchronize)();
+    for (int at = 0; at < foreign_count; at++) {
+        if (REAL(cuCtxPushCurrent_v2)(foreign[at]) != SUCCESS) continue;
+        REAL(cuCtxSynchronize)();
+        REAL(cuCtxPopCurrent_v2)(&popped);
+    }
 }
 
 /* --- requests --- */

@@ -74,7 +74,9 @@ __attribute__((constructor)) static void start(void) {
         options.is_off = 1;
         return;
     }
-    options.limit = number_in("ALLOTMENT_PRELOAD_LIMIT", 0);
+    options.limit = number_in("ALLOTMENT_PRELOAD_LIMIT", UINT64_MAX);
+    if (!options.limit) say(SAID_LIMIT, "a limit of 0 bytes is below the context, and is ignored");
+    if (options.limit == UINT64_MAX) options.limit = 0;
     options.min_size = number_in("ALLOTMENT_PRELOAD_MIN_SIZE", 0);
     options.stacks = number_in("ALLOTMENT_PRELOAD_STACKS", 0) != 0;
     pthread_atfork(before_fork, in_parent, in_child);
