@@ -279,8 +279,8 @@ def _make(torch: TorchFacts, program: Program, folder: Folder, name: str, say: S
 
 
 @contextlib.contextmanager
-def one_process_at_a_time(folder: Folder, name: str, say: Say) -> Iterator[None]:
-    """Hold a lock that ends with the process. Where files cannot be locked, several processes compile."""
+def one_process_at_a_time(folder: Folder, name: str, say: Say, *, doing: str = "compiling it") -> Iterator[None]:
+    """Hold a lock that ends with the process. Where files cannot be locked, several processes do the same work."""
     import fcntl
 
     descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
@@ -288,7 +288,7 @@ def one_process_at_a_time(folder: Folder, name: str, say: Say) -> Iterator[None]
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is compiling it; waiting")
+            say(f"another process is {doing}; waiting")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError:
             pass
@@ -303,7 +303,10 @@ def _compile(torch: TorchFacts, program: Program, folder: Folder, name: str, say
     began = time.monotonic()
     where = f"/proc/self/fd/{folder.descriptor}"  # the checked folder, even if its name leads elsewhere by now
     try:
-        done = subprocess.run(command, cwd=where, capture_output=True, text=True, errors="replace", check=False)
+        environment = os.environ | {"LC_ALL": "C"}  # its messages are searched for English words
+        done = subprocess.run(
+            command, cwd=where, env=environment, capture_output=True, text=True, errors="replace", check=False
+        )
     except OSError as error:
         raise CannotBuild(f"the C++ compiler {command[0]} cannot be run: {error}") from error
     if any(os.strerror(number) in done.stderr for number in (errno.ENOSPC, errno.EDQUOT)):

@@ -1,7 +1,8 @@
 """A check of deep mode with a release of PyTorch that it has not been proven with on a GPU.
 
 Two child processes run the same short program, one with PyTorch's own allocator and one in deep mode. What PyTorch
-reports in them must be equal, key by key. The verdict is stored beside the compiled library, so the check runs once.
+reports in them must be equal, key by key. The verdict is stored with the compiled libraries, so the check runs once for
+each version of Allotment.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from allotment.torch._deep.building import (
@@ -21,6 +23,7 @@ from allotment.torch._deep.building import (
     Say,
     TorchFacts,
     folders,
+    kept_name,
     one_process_at_a_time,
 )
 from allotment.torch._deep.comparing import Places, difference, in_settled_order
@@ -49,59 +52,91 @@ class CannotCheck(Exception):
 
 def expect_equal(torch: TorchFacts, built: Library, say: Say) -> None:
     """Raise CannotBuild unless the check passes, now or when it ran before."""
-    stem = built.path.name.removesuffix(".so")
     insist = "install(mode='deep') uses it anyway"
     try:
-        with _folder_of_verdicts(built) as folder, one_process_at_a_time(folder, f"{stem}.lock", say):
-            verdict = folder.text(f"{stem}.checked")
-            if verdict is None:
-                say(f"deep mode has not been proven with PyTorch {torch.version}; comparing both allocators ...")
-                verdict = run()
-                if verdict != PASSED:
-                    verdict = run()  # the driver may have returned addresses in another order in one process
-                folder.keep(f"{stem}.checked", verdict)
-                if verdict == PASSED:
-                    say(f"the check passed: deep mode is used with PyTorch {torch.version}")
+        verdict, where = _kept_or_new(torch, built, say)
     except CannotCheck as error:
         raise CannotBuild(f"deep mode with PyTorch {torch.version} could not be checked: {error}; {insist}") from error
     except OSError as error:
         raise CannotBuild(f"the verdict on deep mode cannot be stored: {error}; {insist}") from error
     if verdict != PASSED:
-        raise CannotBuild(f"a check of deep mode with PyTorch {torch.version} failed: {verdict}; {insist}")
+        raise CannotBuild(
+            f"a check of deep mode with PyTorch {torch.version} failed: {verdict}; {insist}, and it is checked again if"
+            f" {where} is removed"
+        )
 
 
-def _folder_of_verdicts(built: Library) -> Folder:
-    """Open the folder beside a compiled library; the one for compiled libraries if it came with the package."""
-    if built.path.parent != PACKAGED:
-        return Folder(built.path.parent)
+def _kept_or_new(torch: TorchFacts, built: Library, say: Say) -> tuple[str, Path]:
+    """The verdict, and the file that holds it. Raises CannotCheck, OSError."""
+    name = f"{kept_name(torch).removesuffix('.so')}.checked"
+    # Beside the library, unless that came with the package or its folder cannot be written.
+    places = list(dict.fromkeys([*([] if built.path.parent == PACKAGED else [built.path.parent]), *folders()]))
+    for path in places:
+        with contextlib.suppress(OSError), Folder(path) as folder:
+            verdict = folder.text(name)
+            if verdict is not None:
+                return verdict, path / name
     problems = []
-    for path in folders():
+    for path in places:
         try:
-            return Folder(path, create=True)
+            with Folder(path, create=True) as folder:
+                return _check_and_keep(folder, name, torch, say), path / name
         except OSError as error:
             problems.append(str(error))
     raise OSError("; ".join(problems))
+
+
+def _check_and_keep(folder: Folder, name: str, torch: TorchFacts, say: Say) -> str:
+    with one_process_at_a_time(folder, f"{name}.lock", say, doing="checking deep mode"):
+        verdict = folder.text(name)
+        if verdict is None:
+            say(f"deep mode has not been proven with PyTorch {torch.version}; comparing both allocators ...")
+            verdict = run()
+            folder.keep(name, verdict)
+            if verdict == PASSED:
+                say(f"the check passed: deep mode is used with PyTorch {torch.version}")
+        return verdict
 
 
 def run() -> str:
     """The verdict: PASSED, or what differs. Raises CannotCheck."""
     if not sys.executable:
         raise CannotCheck("this process does not know its Python executable")
+    ends = _ends_of_both(at_once=True)
+    if _verdict(ends) != PASSED and not all(isinstance(end, str) for end in ends.values()):
+        # A GPU may admit one process at a time, or the driver returned addresses in another order in one of them.
+        ends = _ends_of_both(at_once=False)
+    if isinstance(ends["native"], str):
+        raise CannotCheck(f"PyTorch's own allocator did not run the program: {ends['native']}")
+    return _verdict(ends)
+
+
+def _verdict(ends: dict[str, list[Any] | str]) -> str:
+    if isinstance(ends["deep"], str):
+        return f"the program does not run in deep mode: {ends['deep']}"
+    return difference(ends["native"], ends["deep"]) or PASSED
+
+
+def _ends_of_both(*, at_once: bool) -> dict[str, list[Any] | str]:
+    """Run the program natively and in deep mode. Return a report of each, or a string that says how it failed."""
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS} | {RUNNING: "1"}
-    children = {
-        mode: subprocess.Popen(
-            [sys.executable, "-c", CHILD, mode, json.dumps(sys.path)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        for mode in MODES
-    }
+    children: dict[str, subprocess.Popen[str]] = {}
+    ends: dict[str, list[Any] | str] = {}
     try:
-        ends = {mode: _end_of(child) for mode, child in children.items()}
+        for mode in MODES:
+            children[mode] = subprocess.Popen(
+                [sys.executable, "-c", CHILD, mode, json.dumps(sys.path)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+            if not at_once:
+                ends[mode] = _end_of(children[mode])
+        if at_once:
+            ends = {mode: _end_of(child) for mode, child in children.items()}
     except subprocess.TimeoutExpired as error:
         raise CannotCheck(f"it took more than {LIMIT_SECONDS} s") from error
     finally:
@@ -109,11 +144,7 @@ def run() -> str:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-    if isinstance(ends["native"], str):
-        raise CannotCheck(f"PyTorch's own allocator did not run the program: {ends['native']}")
-    if isinstance(ends["deep"], str):
-        return f"the program does not run in deep mode: {ends['deep']}"
-    return difference(ends["native"], ends["deep"]) or PASSED
+    return ends
 
 
 def _end_of(child: subprocess.Popen[str]) -> list[Any] | str:
