@@ -79,21 +79,21 @@ def install(
         raise RequestError(f"mode must be 'auto', 'hooks' or 'deep', not {mode!r}; settings are given as settings=")
     if mode == "deep" and patch is not None:
         raise RequestError("patch is for hooks; in deep mode PyTorch's own functions work as they are")
-    if pinned is not None:
-        expect_kind(pinned)
+    expect_kind(pinned)
     if RUNNING in os.environ:
         return
     if dense:
         settings = deep_settings(settings, _compat(), dense=True)
     with _lock:
+        memory = _pinned_memory(pinned, settings)
         if _installed is None:
             _install_first(mode, settings, patch)
         elif mode not in ("auto", _installed):
             raise RequestError(f"allotment.torch is installed already, in {_installed} mode, which cannot change")
         else:
             _refuse_other_settings(settings)
-        if pinned is not None:
-            _install_pinned(pinned, settings)
+        if memory is not None:
+            _install_pinned(memory)
     if patch and _installed == "hooks":
         _patch()
 
@@ -148,20 +148,26 @@ def _install_hooks(settings: str | config.Settings | None) -> None:
     keep_pools_of_captures()
 
 
-def _install_pinned(kind: Kind, settings: str | config.Settings | None) -> None:
+def _pinned_memory(kind: Kind | None, settings: str | config.Settings | None) -> PinnedMemory | None:
+    """Return what is to be installed for pinned memory, if anything. Raises RequestError, SettingsError."""
+    if kind is None:
+        return None
+    if _pinned is None:
+        return PinnedMemory(kind, _as_record(settings, on_top=True))
+    if _pinned.kind != kind:
+        raise RequestError(f"pinned memory is installed already, as {_pinned.kind!r}, which cannot change")
+    return None
+
+
+def _install_pinned(memory: PinnedMemory) -> None:
     global _pinned
-    if _pinned is not None:
-        if _pinned.kind != kind:
-            raise RequestError(f"pinned memory is installed already, as {_pinned.kind!r}, which cannot change")
-        return
-    memory = PinnedMemory(kind, _as_record(settings, on_top=True))
     try:
         memory.put_in_place()
     except CannotBuild as error:
         print(f"allotment: PyTorch's own allocator stays for pinned memory: {error}", file=sys.stderr, flush=True)
         return
     _pinned = memory
-    logs.logger.info("PyTorch's pinned memory comes from our allocator, mode %s", kind)
+    logs.logger.info("PyTorch's pinned memory comes from our allocator, mode %s", memory.kind)
 
 
 def _patch() -> None:

@@ -259,3 +259,27 @@ for kind in ("tight", "tightest"):
     first, second = told.splitlines()
     assert first == "pinned memory is installed already, as 'torch', which cannot change"
     assert second == "pinned must be 'torch' or 'tight', or None, not 'tightest'"
+
+
+REFUSED = """
+import sys, allotment.torch
+sys.stderr = sys.stdout
+try:
+    allotment.torch.install("deep", pinned="tight")
+except allotment.errors.SettingsError as error:
+    print(error)
+print(allotment.torch.installed_mode())
+"""
+
+
+@pytest.mark.parametrize(
+    "variable, words, mode",
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "PyTorch's settings name pinned_use_background_threads, which has no", "deep"),
+        ("ALLOTMENT_CONF", "pinned_use_background_threads has no meaning in the mode 'tight'", "None"),
+    ],
+)
+def test_a_setting_without_a_meaning_is_ours_and_refused_or_pytorchs_and_not_used(run, variable, words, mode):
+    told = run("-c", REFUSED, **{variable: "pinned_use_background_threads:True"}).splitlines()
+    assert words in told[0]
+    assert told[-1] == mode

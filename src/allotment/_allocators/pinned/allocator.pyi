@@ -10,6 +10,9 @@ from allotment._core.contract.table import Device
 from allotment._devices.streams import Stream
 from allotment._settings import Settings
 
+def meaningless_in_tight(settings: Settings) -> list[str]:
+    """The names of settings that are not as usual and have no meaning in the mode "tight"."""
+
 def refuse_settings_of_torch(settings: Settings) -> None:
     """Raise SettingsError for a setting that the mode "tight" gives no meaning."""
 

@@ -51,14 +51,18 @@ cdef void note_need(Engine* engine, bytes_t* most_needed, bytes_t size) noexcept
     engine_leave(engine)
 
 
+def meaningless_in_tight(settings: Settings) -> list[str]:
+    """The names of settings that are not as usual and have no meaning in the mode "tight"."""
+    usual = Settings()
+    return [name for name in OF_TORCH if getattr(settings, name) != getattr(usual, name)]
+
+
 def refuse_settings_of_torch(settings: Settings) -> None:
     """Raise SettingsError for a setting that the mode "tight" gives no meaning."""
-    usual = Settings()
-    for name in OF_TORCH:
-        if getattr(settings, name) != getattr(usual, name):
-            raise SettingsError(
-                f"{name} has no meaning in the mode 'tight', which neither rounds nor keeps single blocks; "
-                "use mode='torch'", key=name, value=str(getattr(settings, name)), allowed="the default")
+    for name in meaningless_in_tight(settings):
+        raise SettingsError(
+            f"{name} has no meaning in the mode 'tight', which neither rounds nor keeps single blocks; "
+            "use mode='torch'", key=name, value=str(getattr(settings, name)), allowed="the default")
 
 
 @cython.no_gc_clear     # a collection must not clear the device before the memory has returned to it

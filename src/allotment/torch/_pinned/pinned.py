@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
+from dataclasses import replace
 from typing import Any, Literal
 
 from allotment import _settings as config
-from allotment._allocators.pinned.allocator import PinnedAllocator, refuse_settings_of_torch
+from allotment._allocators.pinned.allocator import (
+    PinnedAllocator,
+    meaningless_in_tight,
+    refuse_settings_of_torch,
+)
 from allotment._allocators.pinned.points import points_address, points_form
 from allotment._core.tools.fork_safe_lock import fork_safe_lock
 from allotment.errors import RequestError
@@ -23,11 +29,9 @@ class PinnedMemory:
     """What serves PyTorch's pinned memory, one for the process."""
 
     def __init__(self, kind: Kind, settings: config.Settings) -> None:
-        """Raises SettingsError for settings that this kind gives no meaning."""
-        if kind == "tight":
-            refuse_settings_of_torch(settings)
+        """Raises SettingsError for settings that this kind gives no meaning, unless PyTorch's variables name them."""
         self.kind = kind
-        self.settings = settings
+        self.settings = settings if kind == "torch" else _settings_for_tight(settings)
         self.allocator: Any = None
         """The PinnedAllocator; None before the first request."""
         self._lock = fork_safe_lock()
@@ -69,7 +73,26 @@ class PinnedMemory:
             return self._address
 
 
+def _settings_for_tight(settings: config.Settings) -> config.Settings:
+    """Return the settings without those of PyTorch's variables that have no meaning; a warning names them."""
+    of_pytorch, _ = config.pytorch_environment(compat=settings.compat)
+    unused = {
+        name: config.DEFAULTS[name]
+        for name in meaningless_in_tight(settings)
+        if getattr(settings, name) == getattr(of_pytorch, name)
+    }
+    if unused:
+        warnings.warn(
+            f"PyTorch's settings name {', '.join(unused)}, which has no meaning in the mode 'tight' of pinned memory;"
+            " it is not used",
+            stacklevel=5,  # of who called install
+        )
+    chosen = replace(settings, **unused)
+    refuse_settings_of_torch(chosen)
+    return chosen
+
+
 def expect_kind(kind: object) -> None:
-    """Raise RequestError for what is neither of the two."""
-    if kind not in KINDS:
+    """Raise RequestError for what is neither of the two, nor None."""
+    if kind is not None and kind not in KINDS:
         raise RequestError(f"pinned must be 'torch' or 'tight', or None, not {kind!r}")
