@@ -23,9 +23,9 @@ PYTEST = ["-m", "pytest", "--capture=sys", "-m", "not gpu and not slow"]
 # Programs that lose memory and mean to: a child of fork has no worker thread and so loses the task that the worker
 # had in hand; others end with everything open. And forks beside threads that allocate: the checker's own malloc
 # leaves its locks taken in the child. And programs that measure their own memory: what is freed the checker keeps.
-# And those that start Python with an environment of their own, in which the checker is not loaded. And one that touches
-# memory which is not there, to see what our handler says: the checker has its own. And one that limits its addresses,
-# of which the checker needs many.
+# And those that start Python with an environment of their own, in which the checker is not loaded. And two that end by
+# a segmentation fault, to see what our handler does: the checker has its own. And one that limits its addresses, of
+# which the checker needs many.
 LEAVES_OUT = [
     "--deselect=tests/core/placement/test_dense_streams.py::test_a_process_whose_addresses_are_limited_says_so",
     "--deselect=tests/test_testing.py::test_somebody_elses_device_is_tested_by_it",
@@ -34,6 +34,8 @@ LEAVES_OUT = [
     "--deselect=tests/core/test_host_memory.py",
     "--deselect=tests/allocators/caching/test_pausing.py"
     "::test_touching_paused_host_memory_ends_the_process_with_a_word_about_the_tag",
+    "--deselect=tests/allocators/caching/test_pausing.py"
+    "::test_a_fault_that_is_sent_to_a_program_with_a_paused_tag_ends_it",
     "--deselect=tests/devices/host/test_lifetimes.py::test_a_child_ends_normally_at_the_end_of_its_program",
     "--deselect=tests/allocators/host_cache/test_threads.py::test_a_program_may_end_with_everything_open",
     "--deselect=tests/allocators/test_current_stream.py"
