@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import gc
+import io
 import os
 import signal
 import subprocess
@@ -758,4 +759,70 @@ def test_a_whole_process_sleeps_in_files_with_progress(alloc, tmp_path):
     assert sum(done == total for done, total in seen) == files
     allotment.wake()
     assert all(map(are_right, arrays))
+    del arrays
+
+
+# --- a bar ------------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def __init__(self, is_terminal):
+        super().__init__()
+        self.is_terminal = is_terminal
+
+    def isatty(self):
+        return self.is_terminal
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_person_at_a_terminal_sees_a_bar_that_is_gone_in_the_end(alloc, many_spans, monkeypatch, is_terminal):
+    arrays = filled(alloc)
+    terminal = Terminal(is_terminal)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("allotment._allocators.caching.bar._AFTER", 0)
+    monkeypatch.setattr("allotment._allocators.caching.bar._INTERVAL", 0)
+    shown = []
+    for operation in (alloc.pause, alloc.resume):
+        operation("w", progress=True)
+        shown.append(terminal.getvalue())
+        terminal.seek(0)
+        terminal.truncate()
+    assert are_right(arrays)
+    if is_terminal:
+        for doing, text in zip(("pausing", "resuming"), shown, strict=True):
+            *drawings, last = text.split("\r")[1:]
+            assert all(drawing.startswith(f"{doing} 'w' [") for drawing in drawings)
+            assert drawings[-1] == f"{doing} 'w' [{'#' * 30}] 0.0 of 0.0 GiB"
+            assert last == "\x1b[K"
+    else:
+        assert shown == ["", ""]
+    del arrays
+
+
+def test_a_short_pause_draws_nothing(alloc, monkeypatch):
+    arrays = filled(alloc)
+    terminal = Terminal(True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("allotment._allocators.caching.bar._AFTER", 60)
+    alloc.pause("w", progress=True)
+    alloc.resume("w", progress=True)
+    assert terminal.getvalue() == ""
+    del arrays
+
+
+def test_a_terminal_that_is_gone_does_not_stop_a_pause(alloc, monkeypatch):
+    arrays = filled(alloc)
+    terminal = Terminal(True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("allotment._allocators.caching.bar._AFTER", 0)
+
+    def refuse(text):
+        raise OSError(errno.EIO, "refused")
+
+    monkeypatch.setattr(terminal, "write", refuse)
+    alloc.pause("w", progress=True)
+    assert alloc.paused() == {"w"}
+    alloc.resume("w", progress=True)
+    assert are_right(arrays)
     del arrays

@@ -921,7 +921,7 @@ cdef class Allocator(AllocatorBase):
         keep_host: bool = False,
         folder: str | PathLike[str] | None = None,
         host_limit: int | str | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] | bool | None = None,
     ) -> int:
         """Return the physical memory of a tag to the device and keep every address; return the number of bytes
         released.
@@ -930,7 +930,8 @@ cdef class Allocator(AllocatorBase):
         file without a name in `folder` (by default the system's folder for temporary files), and `resume` copies them
         back; with "nothing" they are lost. With `keep_host`, the host memory stays for the next pause of the same
         memory, until a pause without it. `host_limit` is the most host memory that the contents may take, in bytes or
-        as "20GiB". `progress(done, total)` is called with bytes on the way.
+        as "20GiB". `progress(done, total)` is called with bytes on the way; with `progress=True`, a terminal shows a
+        bar.
 
         `tag` is the name of a tag, a Pool whose memory is virtual (expandable segments), or a Tenant all of whose
         blocks are in such pools and tags, without blocks of others. Until it is resumed, requests for it raise
@@ -948,14 +949,15 @@ cdef class Allocator(AllocatorBase):
         return Sleep(self).pause(
             tag, keep=keep, keep_host=keep_host, folder=folder, host_limit=host_limit, progress=progress)
 
-    def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
+    def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | bool | None = None) -> None:
         """Map memory under the paused addresses again, and restore the contents.
 
-        `progress(done, total)` is called with bytes on the way. If resuming fails, because other code took the memory
-        meanwhile or a call fails, the memory is asleep as before and nothing is lost: try again. If memory is short,
-        the allocator first releases its cache and calls the handlers of `on_out_of_memory`. Does nothing for memory
-        that is not paused. Raises OutOfMemoryError, DeviceError, PoolError, FormatError if the file with the contents
-        was changed, OSError if it cannot be read, and what `progress` raises. Safe to call from several threads.
+        `progress(done, total)` is called with bytes on the way; with `progress=True`, a terminal shows a bar. If
+        resuming fails, because other code took the memory meanwhile or a call fails, the memory is asleep as before and
+        nothing is lost: try again. If memory is short, the allocator first releases its cache and calls the handlers of
+        `on_out_of_memory`. Does nothing for memory that is not paused. Raises OutOfMemoryError, DeviceError, PoolError,
+        FormatError if the file with the contents was changed, OSError if it cannot be read, and what `progress` raises.
+        Safe to call from several threads.
         """
         Sleep(self).resume(tag, progress=progress)
 

@@ -24,7 +24,7 @@ class Sleep(Part):
         keep_host: bool = False,
         folder: str | PathLike[str] | None = None,
         host_limit: int | str | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] | bool | None = None,
     ) -> int:
         """See `Allocator.pause`."""
     def contents_of(self, address: int, size: int) -> memoryview | None:
@@ -36,7 +36,7 @@ class Sleep(Part):
         """
     def release_host_copy(self, tag: str | Pool | Tenant) -> int:
         """Give back the host pages that `keep_host` keeps for memory that is awake; gives how many bytes went."""
-    def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
+    def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | bool | None = None) -> None:
         """See `Allocator.resume`."""
     def resume_in_background(
         self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None

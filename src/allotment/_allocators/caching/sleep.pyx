@@ -94,17 +94,17 @@ cdef class Sleep(Part):
         keep_host: bool = False,
         folder: str | PathLike[str] | None = None,
         host_limit: int | str | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] | bool | None = None,
     ) -> int:
         """See `Allocator.pause`."""
-        from allotment._allocators.caching.keeping import Keeping   # late: few programs need it
+        from allotment._allocators.caching.bar import progress_shown    # late: few programs need them
+        from allotment._allocators.caching.keeping import Keeping
 
         keeping = Keeping(keep, keep_host, folder, host_limit)
-        if progress is not None:
-            read_callable(progress, "progress")
         owner = tag.name if Limits(self.allocator).is_tenant(tag) else None
-        self.forget_gone()
-        return self.pause_pools(self.pools_to_pause(tag), keeping, progress, owner)
+        with progress_shown(progress, f"pausing {tag!r}") as told:
+            self.forget_gone()
+            return self.pause_pools(self.pools_to_pause(tag), keeping, told, owner)
 
     def contents_of(self, address: int, size: int) -> memoryview | None:
         """The contents of paused memory, read-only, as they are kept on the host; None if they are not there.
@@ -131,11 +131,12 @@ cdef class Sleep(Part):
                 contents.drop(self.ring())
         return released
 
-    def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None) -> None:
+    def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | bool | None = None) -> None:
         """See `Allocator.resume`."""
-        if progress is not None:
-            read_callable(progress, "progress")
-        self.finish_resume(self.begin_resume(self.pools_to_resume(tag)), progress)
+        from allotment._allocators.caching.bar import progress_shown    # late: few programs need it
+
+        with progress_shown(progress, f"resuming {tag!r}") as told:
+            self.finish_resume(self.begin_resume(self.pools_to_resume(tag)), told)
 
     def resume_in_background(
         self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None
