@@ -826,3 +826,42 @@ def test_a_terminal_that_is_gone_does_not_stop_a_pause(alloc, monkeypatch):
     alloc.resume("w", progress=True)
     assert are_right(arrays)
     del arrays
+
+
+# --- children ---------------------------------------------------------------------------------------------------------
+
+
+@LINUX
+@pytest.mark.parametrize("keep", ["host", "file"])
+def test_a_child_that_cannot_use_the_device_keeps_none_of_the_contents(tmp_path, keep):
+    program = f"""
+        import ctypes, os, sys
+        import allotment
+        from allocators.caching.test_pausing_places import WithWords, files_of
+
+        alloc = allotment.Allocator(WithWords())
+        with allotment.tag("w"):
+            block = alloc.malloc(3 << 20)
+        ctypes.memset(block, 7, 3 << 20)
+        alloc.pause("w", keep={keep!r}, folder={str(tmp_path) if keep == "file" else None!r})
+        files = files_of({str(tmp_path)!r})
+        from_parent, to_child = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(from_parent, 1)
+            if {keep!r} == "host":
+                told = set(bytes(alloc.sleep.contents_of(block, 3 << 20)))
+            else:
+                told = os.fstat(files[0]).st_size
+            print(told, flush=True)
+            os._exit(0)
+        if os.fork() == 0:
+            sys.exit()          # with its finalizers
+        os.wait()
+        alloc.resume("w")
+        print(ctypes.string_at(block, 3 << 20) == bytes([7]) * (3 << 20), flush=True)
+        os.write(to_child, b"1")
+        os.waitpid(child, 0)
+    """
+    told = output_of(textwrap.dedent(program)).splitlines()
+    assert told == ["True", "{0}" if keep == "host" else "0"]

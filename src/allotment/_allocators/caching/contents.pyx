@@ -49,14 +49,14 @@ cdef class Contents:
             return 0
         if before is not None:
             before.drop(ring)
-        self.memory = host_copy(self.total)
+        self.memory = host_copy(self.total, self.device.table.capabilities & IS_HOST != 0)
         return 0
 
     cdef int obtain_file(self, object folder) except -1:
         self.checksums = <uint64_t*> calloc(self.total // self.span + 1, sizeof(uint64_t))
         if self.checksums == NULL:
             raise MemoryError(NO_RECORDS)
-        self.file = file_copy(folder, self.total)
+        self.file = file_copy(folder, self.total, self.device.table.capabilities & IS_HOST != 0)
         return 0
 
     cdef int fill_job(self, Job* job) except -1:

@@ -42,16 +42,22 @@ cdef extern from *:
 
     #if defined(_WIN32)
     #include <io.h>
-    static void allotment_close_file(int file) { _close(file); }
+    static int allotment_process(void) { return 0; }
+    static void allotment_close_file(int file, int emptied_by) { _close(file); }
     #else
     #include <unistd.h>
-    static void allotment_close_file(int file) { close(file); }
+    static int allotment_process(void) { return (int) getpid(); }
+    static void allotment_close_file(int file, int emptied_by) {
+        if (emptied_by == (int) getpid()) (void) !ftruncate(file, 0);
+        close(file);
+    }
     #endif
     """
     bint writes_directly "allotment_writes_directly"(int file) nogil
     void find_blocks "allotment_find_blocks"(int file, long long size) nogil
     int stop_direct "allotment_stop_direct"(int file) nogil
-    void close_file "allotment_close_file"(int file) noexcept nogil
+    int process "allotment_process"() noexcept nogil
+    void close_file "allotment_close_file"(int file, int emptied_by) noexcept nogil
 
 
 @cython.final
@@ -63,13 +69,13 @@ cdef class FileCopy:
         if self.is_open:
             self.is_open = False
             with nogil:
-                close_file(self.descriptor)
+                close_file(self.descriptor, self.emptied_by)
 
     def __dealloc__(self):
         self.close()
 
 
-cdef FileCopy file_copy(object folder, bytes_t size):
+cdef FileCopy file_copy(object folder, bytes_t size, bint for_children):
     cdef FileCopy made = FileCopy.__new__(FileCopy)
     cdef bytes_t whole = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     cdef int descriptor
@@ -84,6 +90,7 @@ cdef FileCopy file_copy(object folder, bytes_t size):
     try:
         made.descriptor = open_nameless(folder)
         made.is_open = True
+        made.emptied_by = 0 if for_children else process()
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise

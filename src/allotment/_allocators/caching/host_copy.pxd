@@ -18,4 +18,5 @@ cdef class HostCopy:
     cdef object view(self, bytes_t offset, bytes_t size)    # read-only, and valid as long as it exists
     cdef int close(self) except -1                      # nothing may use it any more
 
-cdef HostCopy host_copy(bytes_t size)                   # raises MemoryError
+# Raises MemoryError. Children of a fork that cannot use the device get no share of the pages, which would keep them.
+cdef HostCopy host_copy(bytes_t size, bint for_children)

@@ -1,4 +1,5 @@
 cimport cython
+from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
 
 from allotment._core.contract.types cimport address_t, bytes_t
@@ -6,6 +7,21 @@ from allotment._core.contract.types cimport address_t, bytes_t
 from contextlib import suppress
 
 from allotment.errors import DeviceError
+
+cdef extern from *:
+    """
+    #if defined(__linux__)
+    #include <sys/mman.h>
+    #endif
+    #if defined(MADV_WIPEONFORK)
+    static void allotment_keep_from_children(void* start, size_t size) {
+        (void) !madvise(start, size, MADV_WIPEONFORK);      /* an old system may not know it */
+    }
+    #else
+    static void allotment_keep_from_children(void* start, size_t size) {}
+    #endif
+    """
+    void keep_from_children "allotment_keep_from_children"(void* start, size_t size) noexcept nogil
 
 cdef enum:
     LARGE_PAGE = 2 << 20
@@ -58,7 +74,7 @@ cdef class HostCopy:
         self.close()
 
 
-cdef HostCopy host_copy(bytes_t size):
+cdef HostCopy host_copy(bytes_t size, bint for_children):
     cdef HostCopy copy = HostCopy.__new__(HostCopy)
     cdef unsigned char[::1] view
     cdef uintptr_t first
@@ -78,4 +94,6 @@ cdef HostCopy host_copy(bytes_t size):
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= LARGE_PAGE:
         with suppress(OSError):         # a system without large pages
             copy.pages.madvise(mmap.MADV_HUGEPAGE, copy.skipped, size // LARGE_PAGE * LARGE_PAGE)
+    if not for_children:
+        keep_from_children(<void*> first, size + LARGE_PAGE)
     return copy
