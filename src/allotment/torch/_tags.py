@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from allotment._allocators.caching.keeping import Keeping
+from allotment._allocators.caching.tags import check_host_limit
 from allotment._allocators.current import current_caching
 from allotment.errors import PoolError, RequestError
 
@@ -24,22 +26,24 @@ def pause(
     keep_host: bool = False,
     folder: str | PathLike[str] | None = None,
     host_limit: int | str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
 ) -> int:
     """Release the GPU memory of a module, of tensors or of a tag, and keep every address; returns the bytes released.
 
     `what` is a `torch.nn.Module` (its parameters and buffers), a tensor, several of them, or the name of a tag. They
     must have been allocated inside `with allotment.tag(name):`, and `pause` pauses all of their tags, with everything
-    else in them. The other arguments and what is raised are those of `Allocator.pause`, for each tag; RequestError for
-    a tensor that is in no tag.
+    else in them. The other arguments and what is raised are those of `Allocator.pause`, for each tag, but `host_limit`
+    is for all of them together; RequestError for a tensor that is in no tag.
     """
+    tags = _tags_of(what)
+    check_host_limit(tags, Keeping(keep, keep_host, folder, host_limit))
     return sum(
-        allocator.pause(tag, keep=keep, keep_host=keep_host, folder=folder, host_limit=host_limit, progress=progress)
-        for allocator, tag in _tags_of(what)
+        allocator.pause(tag, keep=keep, keep_host=keep_host, folder=folder, progress=progress)
+        for allocator, tag in tags
     )
 
 
-def resume(what: Any, *, progress: Callable[[int, int], None] | None = None) -> None:
+def resume(what: Any, *, progress: Callable[[int, int], None] | bool | None = None) -> None:
     """Bring paused memory back at the same addresses with its contents: see `Allocator.resume`."""
     for allocator, tag in _tags_of(what):
         allocator.resume(tag, progress=progress)

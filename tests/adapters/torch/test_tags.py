@@ -48,6 +48,20 @@ def stand(monkeypatch):
     return found
 
 
+def test_a_limit_on_host_memory_is_for_all_tags_of_a_module_together(stand):
+    alloc = stand.allocators[0]
+    tensors = []
+    for tag in ("torch first", "torch second"):
+        with allotment.tag(tag):
+            tensors.append(Tensor(alloc, MIB))
+    needed = sum(alloc.sleep._bytes_to_keep(tag) for tag in ("torch first", "torch second"))
+    with pytest.raises(RequestError, match=f"need {needed} bytes of the host, and host_limit allows {needed - 1}"):
+        stand.tags.pause(tensors, host_limit=needed - 1)
+    assert alloc.paused() == set()
+    for tensor in tensors:
+        alloc.free(tensor.address)
+
+
 def test_a_tensor_in_a_pool_that_sleeps_with_a_tag_is_paused_with_the_tag(stand):
     alloc = stand.allocators[0]
     with allotment.tag("torch graphs"), alloc.pool() as pool:

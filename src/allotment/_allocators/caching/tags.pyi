@@ -5,6 +5,8 @@ from os import PathLike
 from types import TracebackType
 from typing import Self
 
+from allotment._allocators.caching.allocator import Allocator
+from allotment._allocators.caching.keeping import Keeping
 from allotment._allocators.caching.pool import PoolId
 
 class tag:
@@ -33,13 +35,16 @@ class tag:
 def pool_of_tag_named(name: str) -> PoolId:
     """The id of the pool that a tag has on each allocator. Raises PoolError if there is no such tag."""
 
+def check_host_limit(tags: list[tuple[Allocator, str]], keeping: Keeping) -> None:
+    """Raise RequestError if host memory for the contents of all these tags is more than allowed."""
+
 def sleep(
     keep: str = "host",
     *,
     keep_host: bool = False,
     folder: str | PathLike[str] | None = None,
     host_limit: int | str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
 ) -> int:
     """Pause every tag of every allocator of this process, and empty their caches; return the number of bytes released.
 
@@ -48,7 +53,7 @@ def sleep(
     error is raised. Raises what `Allocator.pause` raises.
     """
 
-def wake(*, progress: Callable[[int, int], None] | None = None) -> None:
+def wake(*, progress: Callable[[int, int], None] | bool | None = None) -> None:
     """Resume every paused tag, on every allocator of this process.
 
     `progress` is called for each tag, as by `Allocator.resume`. If memory does not suffice for all, the tags that

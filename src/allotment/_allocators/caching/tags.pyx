@@ -140,13 +140,19 @@ cdef list sleepers():
     return [holder for holder in all_holders() if hasattr(holder, "sleep") and not holder.closed]
 
 
+def check_host_limit(tags: list[tuple[Allocator, str]], keeping: Keeping) -> None:
+    """Raise RequestError if host memory for the contents of all these tags is more than allowed."""
+    if keeping.host_limit is not None:
+        keeping.check_host_limit(sum(allocator.sleep._bytes_to_keep(name) for allocator, name in tags))
+
+
 def sleep(
     keep: str = "host",
     *,
     keep_host: bool = False,
     folder: str | PathLike[str] | None = None,
     host_limit: int | str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
 ) -> int:
     """Pause every tag of every allocator of this process, and empty their caches; return the number of bytes released.
 
@@ -159,7 +165,7 @@ def sleep(
     keeping = Keeping(keep, keep_host, folder, host_limit)
     sleeping = [(allocator, name) for allocator in sleepers()
                 for name, figures in allocator.sleep.tags().items() if figures["reserved_bytes"] > 0]
-    keeping.check_host_limit(sum(allocator.sleep._bytes_to_keep(name) for allocator, name in sleeping))
+    check_host_limit(sleeping, keeping)
     released = 0
     for allocator, name in sleeping:
         released += allocator.pause(name, keep=keep, keep_host=keep_host, folder=folder, progress=progress)
@@ -168,7 +174,7 @@ def sleep(
     return released
 
 
-def wake(*, progress: Callable[[int, int], None] | None = None) -> None:
+def wake(*, progress: Callable[[int, int], None] | bool | None = None) -> None:
     """Resume every paused tag, on every allocator of this process.
 
     `progress` is called for each tag, as by `Allocator.resume`. If memory does not suffice for all, the tags that
