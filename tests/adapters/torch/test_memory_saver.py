@@ -210,6 +210,26 @@ print(torch.equal(target.cpu(), numbers * 3), ours().paused())
     assert found == ["True {'torch_memory_saver/host/graph'}", "True set()"]
 
 
+def test_a_graph_that_is_captured_while_its_tag_sleeps_is_released_by_the_next_pause(program):
+    found = program("""
+with saver.region("graphs", enable_cpu_backup=True):
+    first = numbers.cuda()
+saver.pause()
+graph = torch.cuda.CUDAGraph()
+source = numbers.cuda()
+with saver.cuda_graph(graph, tag="graphs", enable_cpu_backup=True):
+    target = torch.empty_like(source)
+    target.copy_(source)
+before = reserved()
+saver.pause("graphs")
+print(before - reserved() >= 24, ours().paused())
+saver.resume()
+graph.replay()
+print(torch.equal(target.cpu(), numbers), torch.equal(first.cpu(), numbers))
+""")  # fmt: skip
+    assert found == ["True {'torch_memory_saver/host/graphs'}", "True True"]
+
+
 def test_the_variables_put_all_memory_of_all_threads_into_the_default_tag(program):
     found = program("""
 weights = numbers.cuda()

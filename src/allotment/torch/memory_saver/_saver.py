@@ -112,10 +112,9 @@ class TorchMemorySaver:
         """
         self._ensure_initialized()
         for allocator, name, region in _regions_with_memory(tag):
-            if name not in allocator.paused():
-                folder = self._folder if region.keep == "file" else None
-                # What is kept on the host is given back at the resume, unless it is to be retained by then.
-                allocator.pause(name, keep=region.keep, keep_host=region.keep == "host", folder=folder)
+            folder = self._folder if region.keep == "file" else None
+            # What is kept on the host is given back at the resume, unless it is to be retained by then.
+            allocator.pause(name, keep=region.keep, keep_host=region.keep == "host", folder=folder)
         self._keep_margin()
 
     def resume(self, tag: str | None = None) -> None:
