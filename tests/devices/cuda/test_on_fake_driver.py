@@ -256,7 +256,7 @@ for block in blocks:
 pool.close()
 stream.destroy()
 allocator.close()
-print(cases > 300 // step)
+print(cases)
 """
 
 
@@ -270,7 +270,7 @@ print(cases > 300 // step)
 )
 def test_whichever_call_of_the_driver_fails_a_tag_is_wholly_asleep_or_awake(driver, settings, step):
     done = run(driver, "-c", SWEEP, settings, str(step))
-    assert done.stdout == "True\n", done.stderr
+    assert done.stdout.strip().isdigit() and int(done.stdout) > 300 // step, done.stdout + done.stderr
 
 
 def test_what_pytorch_asks_for_before_the_first_use_holds_for_each_device(driver):
