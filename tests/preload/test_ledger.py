@@ -125,6 +125,66 @@ for name, call in calls.items():
     assert output_of(driver, tmp_path, program, *options) == ["[] []"]
 
 
+# A program of many calls; each call of the driver in it is refused once, in turn.
+SWEEP = """
+size, none, properties = ctypes.c_size_t(4 * MIB), ctypes.c_uint64(0), (ctypes.c_int * 16)(1, 0, 1, 0)
+pool, word, other = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), 0)
+cuda.fake_refuse.argtypes, cuda.fake_refuse.restype = [ctypes.c_long, ctypes.c_long, ctypes.c_int], ctypes.c_long
+
+def run():
+    answers, place, chunk, base = [], ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+    at = ctypes.byref(place)
+    def call(name, *arguments):
+        answers.append(getattr(cuda, name)(*arguments))
+        return answers[-1] == 0
+    def surely(name, *arguments):
+        assert any(call(name, *arguments) for _ in range(3)), (name, answers)
+    own = ctypes.c_void_p()
+    surely("cuStreamCreate", ctypes.byref(own), 1)
+    for name, more, release, rest in (
+        ("cuMemAlloc_v2", (), "cuMemFree_v2", ()), ("cuMemAllocManaged", (1,), "cuMemFree_v2", ()),
+        ("cuMemAllocAsync", (own,), "cuMemFreeAsync", (own,)),
+        ("cuMemAllocFromPoolAsync", (pool, own), "cuMemFreeAsync", (None,)),
+    ):
+        if call(name, at, size, *more):
+            surely(release, ctypes.c_uint64(place.value), *rest)
+    if call("cuMemCreate", ctypes.byref(chunk), size, ctypes.byref(properties), none):
+        surely("cuMemAddressReserve", ctypes.byref(base), size, ctypes.c_size_t(0), none, none)
+        is_mapped = call("cuMemMap", base, size, ctypes.c_size_t(0), chunk, none)
+        surely("cuMemRelease", chunk)
+        if is_mapped:
+            surely("cuMemUnmap", base, size)
+        surely("cuMemAddressFree", base, size)
+    call("cuMemGetInfo_v2", ctypes.byref(word), ctypes.byref(other))
+    call("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), ctypes.byref(ctypes.c_uint64(0)))
+    call("cuLaunchKernel", ctypes.byref(ctypes.c_int(1)), 1, 1, 1, 1, 1, 1, 0, own, None, None)
+    surely("cuStreamDestroy_v2", own)
+    return answers
+
+run()
+cuda.fake_refuse(0, 0, 0)
+run()
+calls, bad = cuda.fake_refuse(0, 0, 0), []
+for answer in (2, 999):
+    for number in range(calls):
+        cuda.fake_refuse(number, 1, answer)
+        answers = run()
+        cuda.fake_refuse(0, 0, 0)
+        if not set(answers) <= {0, answer, 999} or [one for one in held() if one != "allotment"] or served():
+            bad.append((answer, number, answers, held(), served()))
+if preload.depth() == "serve":
+    allotment.current("cuda:0").inspection.check_invariants()
+    assert allotment.current("cuda:0").stats()["allocated_bytes.all.current"] == 0
+print(calls > 20, bad)
+"""
+
+
+@pytest.mark.parametrize("options", ["count", "count --limit 900MiB", "serve", "serve --min-size 1GiB --limit 900MiB"])
+def test_one_refused_call_changes_one_answer_at_most_and_leaves_nothing_in_the_ledger(driver, tmp_path, options):
+    assert output_of(driver, tmp_path, SWEEP, "--depth", *options.split()) == ["True []"]
+
+
 # The functions that only the library calls.
 HELPERS = (
     "cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxPushCurrent_v2", "cuCtxSynchronize", "cuDeviceGetPCIBusId",

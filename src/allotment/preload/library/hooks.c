@@ -189,8 +189,9 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* address, size_t size, 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     Entry entry;
     PASS(cuMemFreeAsync, address, stream);
-    if (!is_captured(stream) && ledger_take_served(address, &entry)) return serve_free_async(&entry, stream);
-    if (is_captured(stream) || !ledger_take(address, &entry)) return real(address, stream);
+    if (is_captured(stream)) return real(address, stream);
+    if (ledger_take_served(address, &entry)) return serve_free_async(&entry, stream);
+    if (!ledger_take(address, &entry)) return real(address, stream);
     return finish_free(&entry, real(address, stream));
 }
 
@@ -198,8 +199,9 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
     Entry entry;
     PASS(cuMemFreeAsync_ptsz, address, stream);
     CUstream own = stream ? stream : THREAD_STREAM;
-    if (!is_captured(own) && ledger_take_served(address, &entry)) return serve_free_async(&entry, own);
-    if (is_captured(own) || !ledger_take(address, &entry)) return real(address, stream);
+    if (is_captured(own)) return real(address, stream);
+    if (ledger_take_served(address, &entry)) return serve_free_async(&entry, own);
+    if (!ledger_take(address, &entry)) return real(address, stream);
     return finish_free(&entry, real(address, stream));
 }
 

@@ -231,8 +231,9 @@ int serve_async(CUdeviceptr* address, size_t size, CUstream stream, Caller calle
 }
 
 static CUresult give_back(const allotment_entry_points* table, const Entry* entry) {
-    return table->free(table->context, (void*)(uintptr_t)entry->key, entry->size, entry->device, NULL) ? SUCCESS
-                                                                                                        : INVALID_VALUE;
+    if (table->free(table->context, (void*)(uintptr_t)entry->key, entry->size, entry->device, NULL)) return SUCCESS;
+    ledger_add(entry);      /* the device refused an event: the block stays in use, and can be freed again */
+    return UNKNOWN_ERROR;
 }
 
 CUresult serve_free(const Entry* entry) {
