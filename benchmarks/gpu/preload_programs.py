@@ -2,7 +2,9 @@
 
     python benchmarks/gpu/preload_programs.py NAME [ARGUMENT ...]
 
-Hashes are of whole contents, so equal means equal bit by bit.
+Hashes are of whole contents, so equal means equal bit by bit. With PRELOAD_CHECKS_WAIT in the environment a program
+imports what it needs, says so, and goes on after a line on standard input. PRELOAD_CHECKS_PART=1000 makes all sizes a
+thousandth, for a trial without a GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import ctypes
 import gc
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -18,9 +21,11 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
+PART = int(os.environ.get("PRELOAD_CHECKS_PART", "1"))  # all sizes are divided by this
 
 
 def tell(what: str, **facts: Any) -> None:
@@ -37,7 +42,7 @@ def digest(*arrays: Any) -> str:
 
 
 def ledger() -> dict[str, Any] | None:
-    """Print what the process holds, if it was started with the library."""
+    """What the process holds, if it was started with the library."""
     if "ALLOTMENT_PRELOAD" not in os.environ:
         return None
     import allotment
@@ -105,7 +110,7 @@ def train(jax: Any, steps: int) -> None:
     jax.block_until_ready(parameters)
     tell("begin", part="train")
     rates = []
-    for _ in range(3):
+    for _ in range(5):
         start = time.perf_counter()
         for number in range(steps):
             parameters, moments, loss = step(parameters, moments, batches[number % 4])
@@ -224,7 +229,7 @@ def thirty(jax: Any) -> dict[str, Callable[[], Any]]:
         return kept * 2
 
     def filled_and_recovered() -> Any:
-        """Make arrays until the device is full, then again: how many may differ, their contents may not."""
+        """Arrays until the device is full, then the same again: how many differs, what is in them does not."""
         if on_cpu:
             return [True, jnp.zeros(3)]
         counts = []
@@ -317,7 +322,9 @@ def thirty(jax: Any) -> dict[str, Callable[[], Any]]:
     return {function.__name__: function for function in found}
 
 
-def run_thirty(jax: Any) -> None:
+def run_thirty() -> None:
+    import jax
+
     found = {}
     for name, function in thirty(jax).items():
         try:
@@ -325,7 +332,7 @@ def run_thirty(jax: Any) -> None:
             leaves = jax.tree.leaves(result)
             found[name] = digest(*leaves)
         except Exception as error:
-            # What an allocator says about its own state differs; the kind of error does not.
+            # What an allocator says of its own state differs; which error it is does not.
             found[name] = f"{type(error).__name__}: {str(error).split(':')[0].split(chr(10))[0][:60]}"
         gc.collect()
     tell("thirty", outcomes=found)
@@ -338,11 +345,7 @@ def jax_program(*arguments: str) -> None:
     tell("jax", version=jax.__version__, backend=jax.default_backend(),
          allocator=os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default"))  # fmt: skip
     train(jax, steps)
-    if "train" in arguments:
-        return
     grow(jax)
-    run_thirty(jax)
-    tell("ledger", **(ledger() or {}))
 
 
 # --- JAX and PyTorch on one budget ---
@@ -358,7 +361,7 @@ def both(*arguments: str) -> None:
     import torch
 
     jnp = jax.numpy
-    gib = 1 << 30
+    gib = (1 << 30) // PART
     jax_parts, torch_parts = [], []
     told = []
 
@@ -371,6 +374,7 @@ def both(*arguments: str) -> None:
         told.append(facts)
 
     note("start")
+    tell("begin", part="both")
     for number in range(6):
         jax_parts.append(jnp.full((gib // 4,), float(number)).block_until_ready())
     note("JAX has 6 GiB")
@@ -391,6 +395,7 @@ def both(*arguments: str) -> None:
     del there
     more = [jnp.full((gib // 4,), 7.0).block_until_ready() for _ in range(5)]
     note("PyTorch has let its memory go, JAX has 6 GiB again")
+    tell("end", part="both")
     tell("both", total=total, same=same, back=digest(back), sums=sums, more=digest(*(part[:10] for part in more)),
          told=told)  # fmt: skip
 
@@ -430,7 +435,7 @@ def ddp() -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4096, 4096).cuda())
     for _ in range(5):
         model(torch.randn(64, 4096, device="cuda")).square().mean().backward()
-    big = torch.ones(64 * MIB // 4, device="cuda")
+    big = torch.ones(64 * MIB // 4 // PART, device="cuda")
     dist.all_reduce(big)
     torch.cuda.synchronize()
     tell("ledger", program="DDP", **(ledger() or {}))
@@ -469,49 +474,39 @@ def cupy_ledger() -> None:
     tell("ledger", program="CuPy", **(ledger() or {}))
 
 
-# --- a program that takes all memory ---
+# --- a program that takes all there is ---
 
 
 def take_all(name: str) -> None:
     import torch
 
+    block = 128 * MIB // PART
     told: dict[str, Any] = {}
     torch.cuda.init()
     told["torch_told"] = list(torch.cuda.mem_get_info())
-    tell("begin", part=f"take_all {name}")
+    held: list[Any] = []
     if name == "torch":
-        held = []
-        try:
-            while len(held) < 1200:
-                held.append(torch.ones(128 * MIB // 4, device="cuda"))
-        except torch.cuda.OutOfMemoryError as error:
-            told["error"] = str(error)[:200]
-        told["got"] = len(held) * 128 * MIB
-        told["sum"] = held[0].add_(held[-1])[:8].sum().item()
+        make = lambda: torch.ones(block // 4, device="cuda")  # noqa: E731
     elif name == "cupy":
         import cupy
 
         told["cupy_told"] = list(cupy.cuda.runtime.memGetInfo())
-        blocks = []
-        try:
-            while len(blocks) < 1200:
-                blocks.append(cupy.ones(128 * MIB // 4, dtype=cupy.float32))
-        except cupy.cuda.memory.OutOfMemoryError as error:
-            told["error"] = str(error)[:200]
-        told["got"] = len(blocks) * 128 * MIB
+        make = lambda: cupy.ones(block // 4, dtype=cupy.float32)  # noqa: E731
     else:
         import jax
 
         x = jax.numpy.ones((4096, 4096))
         (x @ x).block_until_ready()
-        told["jax"] = jax.devices()[0].memory_stats()
-        arrays = []
-        try:
-            while len(arrays) < 1200:
-                arrays.append(jax.numpy.ones((128 * MIB // 4,)).block_until_ready())
-        except Exception as error:
-            told["error"] = str(error)[:200]
-        told["got"] = len(arrays) * 128 * MIB
+        told["jax_told"] = jax.devices()[0].memory_stats()
+        make = lambda: jax.numpy.ones((block // 4,)).block_until_ready()  # noqa: E731
+    tell("begin", part=f"take_all {name}")
+    try:
+        while len(held) < 1200:
+            held.append(make())
+    except Exception as error:
+        told["error"] = f"{type(error).__name__}: {str(error)[:200]}"
+    told["got"] = len(held) * block
+    told["sum"] = float((held[0] + held[-1])[:8].sum()) if name != "torch" else held[0].add_(held[-1])[:8].sum().item()
     time.sleep(0.3)
     tell("end", part=f"take_all {name}")
     told["ledger"] = ledger()
@@ -570,10 +565,10 @@ def pairs(library: str) -> None:
 
 
 def cost() -> None:
-    """The cost of a PyTorch program: its start, many small kernels, and steps that allocate from the driver."""
-    begun = time.perf_counter()
+    """What a program of PyTorch takes: its first use of the GPU, small kernels, steps that allocate from the driver."""
     import torch
 
+    begun = time.perf_counter()
     x = torch.ones(1024, device="cuda")
     torch.cuda.synchronize()
     started = time.perf_counter() - begun
@@ -591,16 +586,41 @@ def cost() -> None:
     for _ in range(5):
         start = time.perf_counter()
         for number in range(20):
-            torch.empty((number + 1) * 32 * MIB, dtype=torch.uint8, device="cuda")
+            torch.empty((number + 1) * 32 * MIB // PART, dtype=torch.uint8, device="cuda")
             torch.cuda.empty_cache()
         steps.append((time.perf_counter() - start) / 20 * 1e6)
     tell("cost", start_s=round(started, 3), launch_ns=round(min(launches)), driver_pair_us=round(min(steps), 1))
 
 
+def ways(name: str) -> None:
+    """Which functions of the driver a framework calls, and how it looked them up."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu" / "programs"))
+    import ways_to_the_driver
+
+    kept = getattr(ways_to_the_driver, f"use_{name}")()
+    from allotment._process.library import preloaded
+
+    library = preloaded()
+    tell("ways", ways=library.ways() if library is not None else {}, **(ledger() or {}))
+    del kept
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
-    "jax": jax_program, "both": both, "gpt2": gpt2_like, "ddp": ddp, "cudnn": cudnn_heavy,
-    "jax_ledger": jax_ledger, "cupy": cupy_ledger, "take_all": take_all, "pairs": pairs, "cost": cost,
+    "jax": jax_program, "thirty": run_thirty, "both": both, "gpt2": gpt2_like, "ddp": ddp, "cudnn": cudnn_heavy,
+    "jax_ledger": jax_ledger, "cupy": cupy_ledger, "take_all": take_all, "pairs": pairs, "cost": cost, "ways": ways,
+}  # fmt: skip
+MODULES = {
+    "jax": ["jax"], "thirty": ["jax", "torch"], "both": ["jax", "torch"], "gpt2": ["torch", "transformers"],
+    "ddp": ["torch"], "cudnn": ["torch"], "jax_ledger": ["jax"], "cupy": ["cupy"], "take_all": ["torch"],
+    "cost": ["torch"],
 }  # fmt: skip
 
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]](*sys.argv[2:])
+    chosen, *rest = sys.argv[1:]
+    if "PRELOAD_CHECKS_WAIT" in os.environ:
+        for module in [*MODULES.get(chosen, []), *[name for name in rest if name in ("jax", "cupy", "torch")]]:
+            with contextlib.suppress(Exception):  # the program itself will say it
+                importlib.import_module(module)
+        tell("ready")
+        sys.stdin.readline()
+    PROGRAMS[chosen](*rest)
