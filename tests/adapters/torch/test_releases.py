@@ -4,53 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.made_up_release import Release
 from helpers.torch_on_host_memory import NEEDED
 
 pytestmark = NEEDED
-
-PROGRAM = """
-import contextlib, io, sys
-sys.path.insert(0, {place!r})
-said = io.StringIO()
-with contextlib.redirect_stderr(said):
-    import allotment.torch
-    allotment.torch.install({arguments})
-import torch
-print(torch.__version__, allotment.torch.installed_mode(), torch.ones(3, device="cpu").sum().item())
-print(said.getvalue())
-"""
-
-
-class Release:
-    """Make the installed PyTorch appear at another place, through links; a file that is changed is a copy."""
-
-    def __init__(self, place: Path, original: Path) -> None:
-        self.place, self.original = place, original
-        place.mkdir()
-        for name in ("torch", "nvidia"):
-            if (original.parent / name).exists():
-                (place / name).symlink_to(original.parent / name)
-
-    def change(self, name: str, old: str, new: str) -> None:
-        path = self.place
-        for part in Path("torch", name).parts:
-            path = path / part
-            if path.is_symlink():
-                self._open(path)
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new, 1))
-
-    def _open(self, link: Path) -> None:
-        """Replace a link by a folder of links, or by a copy of the file."""
-        target = link.resolve()
-        link.unlink()
-        if target.is_dir():
-            link.mkdir()
-            for entry in target.iterdir():
-                (link / entry.name).symlink_to(entry)
-        else:
-            link.write_bytes(target.read_bytes())
 
 
 @pytest.fixture
@@ -65,8 +22,7 @@ def release(run, tmp_path):
 @pytest.fixture
 def install(release, run, tmp_path):
     def install(arguments="", **settings):
-        program = PROGRAM.format(place=str(release.place), arguments=arguments)
-        return run("-c", program, XDG_CACHE_HOME=str(tmp_path / "cache"), **settings)
+        return run("-c", release.program(arguments, "cpu"), XDG_CACHE_HOME=str(tmp_path / "cache"), **settings)
 
     return install
 
@@ -79,9 +35,7 @@ def test_an_unknown_release_is_compiled_for_checked_and_taken_and_told_once(inst
 
 
 def test_an_unknown_release_whose_interface_has_grown_is_served_by_hooks_with_the_reason(release, install):
-    header = "include/c10/cuda/CUDACachingAllocator.h"
-    known = "virtual void init(int device_count) = 0;"
-    release.change(header, known, f"{known}\n  virtual int grown() = 0;")
+    release.add_a_pure_virtual_method()
     told = install()
     assert told.splitlines()[0].startswith("2.99.0+made.up hooks")
     assert "hooks mode for PyTorch, not deep: the library for deep mode does not compile" in told and "abstract" in told
