@@ -155,8 +155,8 @@ def test_a_gpu_that_admits_one_process_at_a_time_is_not_held_against_deep_mode(c
     assert program.run() == program.PASSED
 
 
-def test_without_a_gpu_it_is_tried_once(check, monkeypatch):
-    failing = check("sys.exit('there is no GPU')")
+def test_where_neither_process_runs_they_are_not_run_again(check, monkeypatch):
+    failing = check("sys.exit('the driver is too old')")
     children, popen = [], failing.subprocess.Popen
     monkeypatch.setattr(failing.subprocess, "Popen", lambda *a, **k: children.append(popen(*a, **k)) or children[-1])
     with pytest.raises(failing.CannotCheck):
@@ -164,8 +164,12 @@ def test_without_a_gpu_it_is_tried_once(check, monkeypatch):
     assert len(children) == 2
 
 
-def test_settings_of_the_user_do_not_reach_the_check(check, monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setenv("ALLOTMENT_CONF", "placement:dense")
-    seen = check("told.insert(0, [name for name in os.environ if name.endswith('_CONF') and mode == 'deep'])")
-    assert seen.run() == seen.PASSED
+def test_a_process_without_a_gpu_uses_a_verdict_but_runs_nothing(check, building, facts, built, monkeypatch):
+    passing = check()
+    run = passing.run
+    monkeypatch.setattr(passing, "run", lambda: pytest.fail("it ran"))
+    with pytest.raises(building.CannotBuild, match=r"could not be checked: this process sees no GPU"):
+        passing.expect_equal(facts, built, print, has_gpu=lambda: False)
+    monkeypatch.setattr(passing, "run", run)
+    passing.expect_equal(facts, built, print)
+    passing.expect_equal(facts, built, print, has_gpu=lambda: False)

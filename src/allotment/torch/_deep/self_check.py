@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,11 @@ class CannotCheck(Exception):
     """The check was inconclusive, so there is no verdict to store."""
 
 
-def expect_equal(torch: TorchFacts, built: Library, say: Say) -> None:
-    """Raise CannotBuild unless the check passes, now or when it ran before."""
+def expect_equal(torch: TorchFacts, built: Library, say: Say, has_gpu: Callable[[], bool] = lambda: True) -> None:
+    """Raise CannotBuild unless the check passes, now or when it ran before. `has_gpu` is called if it has to run."""
     insist = "install(mode='deep') uses it anyway"
     try:
-        verdict, where = _kept_or_new(torch, built, say)
+        verdict, where = _kept_or_new(torch, built, say, has_gpu)
     except CannotCheck as error:
         raise CannotBuild(f"deep mode with PyTorch {torch.version} could not be checked: {error}; {insist}") from error
     except OSError as error:
@@ -66,7 +67,7 @@ def expect_equal(torch: TorchFacts, built: Library, say: Say) -> None:
         )
 
 
-def _kept_or_new(torch: TorchFacts, built: Library, say: Say) -> tuple[str, Path]:
+def _kept_or_new(torch: TorchFacts, built: Library, say: Say, has_gpu: Callable[[], bool]) -> tuple[str, Path]:
     """The verdict, and the file that holds it. Raises CannotCheck, OSError."""
     name = f"{kept_name(torch).removesuffix('.so')}.checked"
     # Beside the library, unless that came with the package or its folder cannot be written.
@@ -76,6 +77,8 @@ def _kept_or_new(torch: TorchFacts, built: Library, say: Say) -> tuple[str, Path
             verdict = folder.text(name)
             if verdict is not None:
                 return verdict, path / name
+    if not has_gpu():
+        raise CannotCheck("this process sees no GPU")
     problems = []
     for path in places:
         try:
