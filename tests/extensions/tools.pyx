@@ -9,7 +9,8 @@ from allotment._core.tools cimport bits
 from allotment._core.tools.arrays cimport make_room_for
 from allotment._core.tools.bias cimport COUNTING, SUCCESSION
 from allotment._core.tools.lock cimport (
-    Lock, lock_allow_bias, lock_give, lock_is_mine, lock_lend, lock_reclaim, lock_try, lock_wait)
+    Lock, allotment_lock_take, lock_allow_bias, lock_forget_other_threads, lock_give, lock_is_mine, lock_lend,
+    lock_reclaim, lock_try, lock_wait)
 from allotment._core.tools.pointer_map cimport (
     PointerMap, map_clear, map_get, map_home, map_init, map_pop, map_put, map_reserve)
 from allotment._core.tools.slab cimport Slab, slab_clear, slab_give, slab_init, slab_reserve, slab_take
@@ -144,6 +145,13 @@ cdef class Guarded:
 
     def is_favored(self):
         return self.lock.bias.favored > COUNTING and self.lock.bias.favored & 1 == 0
+
+    def take_word(self):
+        """The first step of a thread that is not favored; it has not yet looked whether the favored one is inside."""
+        return allotment_lock_take(&self.lock.word)
+
+    def forget_other_threads(self):
+        lock_forget_other_threads(&self.lock)
 
     def lend(self):
         lock_lend(&self.lock)

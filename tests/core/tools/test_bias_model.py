@@ -3,6 +3,8 @@
 The programs below are those of `bias.pxd` and `lock.pxd`, step by step. Each thread has a buffer of stores that others
 do not see yet, as x86 has; a step that reads, changes and writes memory at once empties it first. Further tests check
 the test itself: each omits one step that the proof relies on.
+
+A fork ends the other threads that have begun. Those that have not are the child's from then on.
 """
 
 import pytest
@@ -11,9 +13,11 @@ COUNTING, FAVORED, REVOKED = "counting", "favored", "revoked"
 HELD, LENT = 1, 2
 MEMORY = {"word": 0, "favored": COUNTING, "inside": 0}
 VARIABLES = tuple(MEMORY)
+ENDED = (None, None, ())
+FORK = ("fork, forget the others in the child",)
 
 
-def by_word(done, *, retract="atomic"):
+def by_word(done, *, retract="atomic", while_inside=()):
     """Acquire the word if the favored thread is not inside, and release it; otherwise give up."""
     return [
         ("load", "inside"),
@@ -22,13 +26,14 @@ def by_word(done, *, retract="atomic"):
         ("jump", done),
         ("label", f"{done} let in"),
         ("enter",),
+        *while_inside,
         ("leave",),
         ("store", "word less HELD"),
         ("label", done),
     ]
 
 
-def other_thread(name, rounds, *, barrier=True, checks_again=True, retract="atomic"):
+def other_thread(name, rounds, *, barrier=True, checks_again=True, retract="atomic", fork=None):
     steps = []
     for number in range(rounds):
         done = f"{name} {number}"
@@ -40,16 +45,17 @@ def other_thread(name, rounds, *, barrier=True, checks_again=True, retract="atom
             ("store", "favored", REVOKED),
             *([("barrier",)] if barrier else []),
             ("label", f"{done} check"),
-            *by_word(done, retract=retract),
+            *by_word(done, retract=retract, while_inside=[fork] if fork and number == 0 else []),
         ]
     return steps
 
 
-def favored_thread(rounds, *, looks_again=True, lends=False):
+def favored_thread(rounds, *, looks_again=True, lends=False, fork=None):
     steps = []
     for number in range(rounds):
         done = f"favored {number}"
-        leaving = [("enter",), ("leave",), ("store", "inside", 0), ("jump", done)]
+        while_inside = [fork] if fork and number == 1 else []
+        leaving = [("enter",), *while_inside, ("leave",), ("store", "inside", 0), ("jump", done)]
         if lends:
             leaving = [
                 *[("enter",), ("leave",), ("add", "word", LENT), ("store", "inside", 0)],
@@ -77,7 +83,7 @@ def favored_thread(rounds, *, looks_again=True, lends=False):
             ("add", "word", -HELD),
             ("jump", f"{done} inside"),
             ("label", f"{done} check"),
-            *by_word(done),
+            *by_word(done, while_inside=while_inside),
         ]
     return steps
 
@@ -103,9 +109,10 @@ def wrong_outcome(*programs):
         if len(inside) > 1:
             return "two threads are inside"
         ended = all(
-            place == len(code) and not buffer for (place, _, buffer), (code, _) in zip(states, threads, strict=True)
+            place in (None, len(code)) and not buffer
+            for (place, _, buffer), (code, _) in zip(states, threads, strict=True)
         )
-        if ended and memory[0] != 0:
+        if ended and (memory[0] != 0 or memory[2] != 0):
             return "the lock is not free in the end"
         for number in range(len(threads)):
             for after in steps_of(number, threads[number], memory, states, inside):
@@ -124,7 +131,7 @@ def steps_of(number, thread, memory, states, inside):
 
     if buffer:
         yield moved(place, buffer=buffer[1:], memory=written(memory, *buffer[0]))
-    if place == len(code):
+    if place in (None, len(code)):
         return
     kind, *given = code[place]
     if kind == "load":
@@ -136,6 +143,8 @@ def steps_of(number, thread, memory, states, inside):
         yield moved(place + 1, buffer=(*buffer, tuple(given)))
     elif kind == "store less":
         yield moved(place + 1, buffer=(*buffer, (given[0], seen - given[1])))
+    elif kind == "unless held":
+        yield moved(place + 1 if seen & HELD else places[given[0]])
     elif kind in ("if", "unless"):
         yield moved(places[given[1]] if (seen == given[0]) == (kind == "if") else place + 1)
     elif kind == "jump":
@@ -154,6 +163,11 @@ def steps_of(number, thread, memory, states, inside):
         word = memory[0]
         if kind == "add":
             yield moved(place + 1, memory=written(memory, given[0], word + given[1]))
+        elif kind.startswith("fork"):
+            if kind == FORK[0]:
+                holds_by_bias = number == 0 and memory[2] == 1
+                memory = written(memory, "word", word & ~HELD) if holds_by_bias else written(memory, "inside", 0)
+            yield moved(place + 1, memory=memory, states=tuple(state if state[0] == 0 else ENDED for state in states))
         elif kind == "acquire":
             if word & HELD:
                 yield moved(places[given[0]])
@@ -174,6 +188,26 @@ def written(memory, variable, value):
 @pytest.mark.parametrize("lends", [False, True], ids=["", "with unlocked sections"])
 def test_no_interleaving_lets_two_threads_in_or_loses_one_that_will_be_back(lends):
     assert wrong_outcome(favored_thread(3, lends=lends), other_thread("one", 2), other_thread("two", 1)) is None
+
+
+@pytest.mark.parametrize("lends", [False, True], ids=["", "with unlocked sections"])
+def test_in_the_child_of_the_favored_thread_no_two_threads_get_in_and_the_lock_is_free_in_the_end(lends):
+    others = other_thread("one", 1), other_thread("two", 1)
+    assert wrong_outcome(favored_thread(3, lends=lends, fork=FORK), *others) is None
+
+
+def test_in_the_child_of_another_thread_no_two_threads_get_in_and_the_lock_is_free_in_the_end():
+    others = other_thread("one", 2, fork=FORK), other_thread("two", 1)
+    assert wrong_outcome(favored_thread(3), *others) is None
+
+
+def test_a_child_that_does_not_forget_other_threads_would_find_the_lock_held():
+    remembering = ("fork",)
+    outcomes = [
+        wrong_outcome(favored_thread(3, fork=remembering), other_thread("one", 1)),
+        wrong_outcome(favored_thread(3), other_thread("one", 1, fork=remembering)),
+    ]
+    assert outcomes == ["the lock is not free in the end"] * 2
 
 
 @pytest.mark.parametrize(

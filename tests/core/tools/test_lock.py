@@ -1,6 +1,10 @@
 """The engine's mutex: one holder at a time, and the holder is known."""
 
+import ctypes
+import errno
 import os
+import struct
+import sys
 import threading
 
 import pytest
@@ -8,6 +12,8 @@ import pytest
 from helpers.effort import some
 from helpers.forked import goes_well_in_child
 from helpers.threads import in_a_thread
+
+BARRIER_CALL = {"x86_64": 324, "aarch64": 283}  # the number of membarrier
 
 
 def test_a_free_lock_is_taken_and_a_held_one_is_not(tools):
@@ -148,6 +154,45 @@ def test_a_child_of_fork_keeps_the_bias_of_the_thread_that_forked_and_its_other_
         assert in_a_thread(lambda: (favored.try_it(), favored.give())) == (True, None)
         assert not favored.is_favored()
         favored.add(1)
+
+    assert goes_well_in_child(use)
+
+
+def test_a_child_of_fork_forgets_a_thread_that_was_trying_the_lock_while_the_favored_one_forked(favored):
+    favored.try_it()
+    assert in_a_thread(favored.take_word)  # and is then not in the child
+    favored.forget_other_threads()
+    assert favored.is_mine()
+    favored.give()
+    assert in_a_thread(lambda: (favored.try_it(), favored.give())) == (True, None)
+    assert favored.try_it()
+
+
+def refuse_system_call(number):
+    """Make the kernel answer it with EPERM, for this thread and those that it starts."""
+    allowed, refused = 0x7FFF_0000, 0x0005_0000 | errno.EPERM
+    steps = [
+        (0x20, 0, 0, 0),
+        (0x15, 0, 1, number),
+        (0x06, 0, 0, refused),
+        (0x06, 0, 0, allowed),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = struct.pack("HP", len(steps), ctypes.addressof(code))
+    libc = ctypes.CDLL(None)
+    no_new_privileges, set_filter, by_program = 38, 22, 2
+    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0
+    assert libc.prctl(set_filter, by_program, program, 0, 0) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine not in BARRIER_CALL, reason="its number is not known")
+def test_without_the_barrier_the_bias_is_revoked_after_a_wait(favored):
+    def use():
+        refuse_system_call(BARRIER_CALL[os.uname().machine])
+        assert ctypes.CDLL(None).syscall(BARRIER_CALL[os.uname().machine], 0, 0, 0) == -1
+        assert in_a_thread(lambda: (favored.try_it(), favored.give())) == (True, None)
+        assert not favored.is_favored()
+        assert favored.try_it()
 
     assert goes_well_in_child(use)
 

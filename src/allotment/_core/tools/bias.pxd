@@ -35,11 +35,14 @@ which F acquires once the bias is revoked. While it is not, no other thread has 
 
 **The same thread again.** A callback or a signal handler that runs on F while F is inside finds `inside` 1, and does
 not enter. One that runs before F1 enters and leaves again before F goes on. F, while it is favored, holds the word only
-for the moment in which it becomes so, with `inside` 1.
+for the moment in which it becomes so; it stores `inside` 1 first.
 
-**A fork** acquires the lock as any thread does. In the child, `inside` may show a late F1 of a thread that does not
-exist there; `bias_forget_others` resets it. A thread that gets F's id after F's end inherits the bias, and sees F's
-writes, because the system synchronizes the two where it recycles the id.
+**A fork** acquires the lock as any thread does. The child has the traces of threads that do not exist there, and
+`lock_forget_other_threads` removes them: if another thread forked, `inside` may show a late F1; if F forked while it
+was inside, the word may be held by an O that has not released it yet.
+
+**A thread that gets F's id** after F's end inherits the bias, and sees F's writes, because the system synchronizes the
+two where it recycles the id.
 
 The word counts the threads that have lent the lock. Without bias only the holder changes that count, by plain stores.
 F changes it while another thread may try the word, so F counts atomically, and a thread that gives up takes back its
@@ -57,6 +60,7 @@ cdef extern from *:
     #define ALLOTMENT_BIAS
     #include <stdint.h>
     #if defined(__linux__)
+    #include <errno.h>
     #include <sys/syscall.h>
     #include <time.h>
     #include <unistd.h>
@@ -67,10 +71,10 @@ cdef extern from *:
         return syscall(__NR_membarrier, ALLOTMENT_REGISTER_BARRIER, 0, 0) == 0;
     }
     __attribute__((unused, noinline)) static void allotment_barrier(void) {
-        struct timespec several_interrupts = {0, 50000000};
+        struct timespec several_interrupts = {0, 50000000};     /* and then what is left of them */
         if (syscall(__NR_membarrier, ALLOTMENT_BARRIER, 0, 0) == 0) return;
         if (allotment_barrier_is_ready() && syscall(__NR_membarrier, ALLOTMENT_BARRIER, 0, 0) == 0) return;
-        nanosleep(&several_interrupts, 0);
+        while (nanosleep(&several_interrupts, &several_interrupts) != 0 && errno == EINTR) { }
         __atomic_thread_fence(__ATOMIC_SEQ_CST);
     }
     #else
@@ -172,6 +176,7 @@ cdef inline Passage pass_unrevoked(Bias* bias, uint64_t thread, uint64_t favored
     if bias.count < SUCCESSION:
         return BY_WORD
     bias_set(&bias.inside, 1)
+    keep_order()
     bias_set(&bias.favored, thread)
     return BY_BIAS
 
@@ -179,9 +184,3 @@ cdef inline Passage pass_unrevoked(Bias* bias, uint64_t thread, uint64_t favored
 cdef inline bint bias_keeps_out(const Bias* bias) noexcept nogil:
     """Whether the favored thread is inside although the bias is revoked: to try the word is in vain."""
     return bias_get(&bias.inside) != 0 and bias_get(&bias.favored) & 1 != 0
-
-
-cdef inline void bias_forget_others(Bias* bias, uint64_t thread) noexcept nogil:
-    """In a child of fork: forget what threads of the parent were about to do. pre: the calling thread holds the lock"""
-    if not bias_holds(bias, thread):
-        bias_set(&bias.inside, 0)

@@ -19,8 +19,8 @@ from cpython.pystate cimport PyThreadState
 from libc.stdint cimport uint64_t
 
 from allotment._core.tools.bias cimport (
-    BY_BIAS, BY_WORD, NO_PASSAGE, Bias, Passage, bias_allow, bias_enter, bias_favors, bias_forget_others, bias_holds,
-    bias_keeps_out, bias_leave, bias_pass)
+    BY_BIAS, BY_WORD, NO_PASSAGE, Bias, Passage, bias_allow, bias_enter, bias_favors, bias_holds, bias_keeps_out,
+    bias_leave, bias_pass)
 from allotment._core.tools.interpreter cimport let_interpreter_go, take_interpreter_back
 
 cdef extern from *:
@@ -112,7 +112,7 @@ cdef extern from *:
     """
     #include <pythread.h>
     #if defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
-    /* With glibc this is what pthread_self, and so Python's thread ident, returns; but it costs no call. */
+    /* Costs no call. Not Python's thread ident everywhere: pthread_self adds an offset on ARM. */
     #define allotment_this_thread() ((unsigned long) __builtin_thread_pointer())
     #else
     #define allotment_this_thread() PyThread_get_thread_ident()
@@ -213,4 +213,7 @@ cdef inline bint lock_is_mine(Lock* lock) noexcept nogil:
 
 cdef inline void lock_forget_other_threads(Lock* lock) noexcept nogil:
     """In a child of fork: forget what threads of the parent were about to do. pre: the calling thread holds the lock"""
-    bias_forget_others(&lock.bias, this_thread())
+    if not bias_holds(&lock.bias, this_thread()):
+        bias_leave(&lock.bias)
+    elif not allotment_lock_is_open(&lock.word):
+        allotment_lock_add(&lock.word, -HELD)
