@@ -334,12 +334,14 @@ cdef class Buffer:
         return address
 
     cdef int check_block(self) except -1:
+        """Raise unless it has memory. The last look is at `closed`, after which the thread waits for no other."""
+        cdef bint has_block = self.has_block()
         if self.finalized:
             raise RequestError(
                 f"{self!r} was freed when its last reference was dropped; a finalizer made a new reference too late")
         if self.closed:
             raise RequestError(f"{self!r} was closed, and no longer has memory")
-        if not self.has_block():
+        if not has_block:
             raise RequestError(
                 f"{self!r} no longer has a block: its pool was restored to a state without that block")
         return 0
