@@ -691,7 +691,8 @@ cdef class Allocator(AllocatorBase):
 
     cdef int apply_settings(self, object settings) except -1:
         apply_to_engine(self, settings)
-        for tracker in self.trackers:
+        cdef History history = History(self)
+        for tracker in history.attached():
             if isinstance(tracker, EntryTracker):
                 (<EntryTracker> tracker).rules = self.rules
         return 0

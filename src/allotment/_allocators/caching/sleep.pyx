@@ -508,10 +508,15 @@ cdef class Sleep(Part):
         return before
 
     cdef Ring ring(self):
-        if self.allocator.ring is None:
-            made = new_ring(self.allocator.device)
-            self.allocator.ring = self.allocator.ring or made
-        return self.allocator.ring
+        with cython.critical_section(self.allocator):
+            ring = self.allocator.ring
+        if ring is not None:
+            return ring
+        made = new_ring(self.allocator.device)
+        with cython.critical_section(self.allocator):
+            if self.allocator.ring is None:     # otherwise another thread has made one meanwhile
+                self.allocator.ring = made
+            return self.allocator.ring
 
     cdef list begin_resume(self, list pools):
         cdef list begun = []

@@ -42,7 +42,8 @@ cdef struct Stack:
 
 cdef PointerMap met             # hash -> Stack
 cdef list stacks = [()]         # number -> tuple of (code, offset), innermost first
-cdef object stacks_guard = object()     # its critical section guards the map, the list and `given_stacks`
+# The critical section of `stacks` guards the map, the list and `given_stacks`. It must be the list's own: to append, a
+# thread then does not wait and leave the section, so no other thread gets the same number.
 cdef dict rendered = {}         # number -> frames, once somebody has read them
 cdef dict given_stacks = {}     # frames of a recorder -> number
 cdef object foreign_frames = None
@@ -78,7 +79,7 @@ cdef uint32_t capture_stack() except? 0xFFFFFFFF:
     if depth == 0:
         return 0
     hash |= 1                   # keys of the map are not 0
-    with cython.critical_section(stacks_guard):
+    with cython.critical_section(stacks):
         stack = find_stack(places, depth, hash)
     return stack.number if stack != NULL else remember(places, depth, hash)
 
@@ -100,7 +101,7 @@ cdef uint32_t remember(const Place* places, int depth, uint64_t hash) except? 0x
     # Keeps the code objects alive, so that their addresses stay unique. A garbage collection here may reenter this
     # function with another stack.
     kept = tuple([(<object> places[i].code, <int> places[i].offset) for i in range(depth)])
-    with cython.critical_section(stacks_guard):
+    with cython.critical_section(stacks):
         stack = find_stack(places, depth, hash)
         if stack != NULL:           # another thread was here with the same one
             return stack.number
@@ -125,12 +126,12 @@ cdef uint32_t intern_frames(object frames) except? 0xFFFFFFFF:
     if number != 0 or not given:
         return number
     shown = [{"name": name, "filename": filename, "line": line} for name, filename, line in given]
-    with cython.critical_section(stacks_guard):
+    with cython.critical_section(stacks):
         number = given_stacks.get(given, 0)
         if number == 0 and len(stacks) < FOREIGN_STACK:
-            number = len(stacks)
-            rendered[number] = shown
             stacks.append(())
+            number = len(stacks) - 1
+            rendered[number] = shown
             given_stacks[given] = number
     return number
 
