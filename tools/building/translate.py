@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -166,7 +167,13 @@ class _Branch:
             os.dup2(said.fileno(), 2)  # hints and warnings of 150 modules would bury an error
             options = CompilationOptions(self.translator.options, output_file=str(module.c_file))
             self.context.options = options
-            succeeded = compile_single(str(module.source), options, module.name, context=self.context).num_errors == 0
+            succeeded = False
+            try:
+                succeeded = (
+                    compile_single(str(module.source), options, module.name, context=self.context).num_errors == 0
+                )
+            except Exception:  # of the compiler itself
+                traceback.print_exc()
             if not succeeded:
                 sys.stderr.flush()
                 said.seek(0)
