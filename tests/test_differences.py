@@ -29,7 +29,7 @@ def test_nothing_is_released_while_a_thread_routes_to_a_pool_by_the_rules_of_2_1
 
 
 @pytest.mark.threads
-def test_a_lender_that_another_thread_is_inside_of_is_an_error_of_who_runs_short():
+def test_a_lender_with_another_thread_inside_is_an_error_for_the_thread_that_runs_short():
     allocator = allotment.Allocator("sim:100MiB")
     lender = allocator.pool(use_on_oom=True)
     inside, done = threading.Event(), threading.Event()
@@ -62,8 +62,3 @@ def test_an_oversize_block_serves_what_is_less_than_20_mib_smaller():
     allocator.free(allocator.malloc(290 * MIB))
     assert allocator.stats()["segment.all.allocated"] == 1
     assert "only if the block is less than 20 MiB larger" in PAGE
-
-
-@pytest.mark.parametrize("what", ["HIP", "Static tracepoints"])
-def test_the_page_says_why_something_is_not_there(what):
-    assert f"\n**{what}** " in PAGE.split("## Not supported, and why\n")[1].split("\n## ")[0]

@@ -9,7 +9,7 @@ from allotment import _rules as rules
 from allotment._devices.simulated.device import SimulatedDevice
 from allotment._settings import Settings, parse_leniently
 from allotment.errors import SettingsError
-from helpers.engine import MIB, check, on_device
+from helpers.engine import MIB, FallingAddresses, check, on_device
 
 
 def test_every_rule_differs_between_some_versions():
@@ -88,20 +88,9 @@ def test_the_shared_allocator_begins_with_the_version_that_is_installed(monkeypa
 # --- what it changes ---
 
 
-class Falling:
-    """A device whose addresses fall, as a driver's do."""
-
-    def __init__(self):
-        self.next = 1 << 40
-
-    def segment(self, size, stream):
-        self.next -= size
-        return self.next
-
-
 @pytest.mark.parametrize(("version", "chosen"), [("2.11", 2), ("2.12", 0), ("2.13", 0), ("2.15", 0)])
 def test_of_equal_free_segments_the_lowest_is_taken_or_the_oldest(version, chosen):
-    alloc = allotment.Allocator(SimulatedDevice(1 << 30, script=Falling()), settings=f"compat:{version}")
+    alloc = allotment.Allocator(SimulatedDevice(1 << 30, script=FallingAddresses()), settings=f"compat:{version}")
     blocks = [alloc.malloc(30 * MIB) for _ in range(3)]
     for block in blocks:
         alloc.free(block)

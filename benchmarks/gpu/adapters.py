@@ -67,6 +67,15 @@ def plan(count: int) -> list[tuple[int, int]]:
     return [(place, choose.choice(SIZES)) for place in places]
 
 
+@contextmanager
+def installed(adapter: Any, allocator: Allocator) -> Iterator[None]:
+    adapter.install(allocator)
+    try:
+        yield
+    finally:
+        adapter.uninstall()
+
+
 # The frameworks.
 
 
@@ -111,21 +120,13 @@ def cupy_measures() -> Iterator[Measure]:
         finally:
             cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
 
-    @contextmanager
-    def our_pinned() -> Iterator[None]:
-        adapter.install(allocator)
-        try:
-            yield
-        finally:
-            adapter.uninstall()
-
     def pinned(count: int, _: Any) -> None:
         allocate = cupy.cuda.alloc_pinned_memory
         for _ in range(count):
             allocate(PINNED)
 
     pinned_peer = f"CuPy {cupy.__version__}, PinnedMemoryPool"
-    yield Measure("pinned memory", pinned_peer, native_pinned, our_pinned, pinned)
+    yield Measure("pinned memory", pinned_peer, native_pinned, lambda: installed(adapter, allocator), pinned)
 
 
 def numba_measures() -> Iterator[Measure]:
@@ -133,19 +134,12 @@ def numba_measures() -> Iterator[Measure]:
     adapter = import_module("allotment.numba")
     allocator = Allocator("cuda:0", settings="compat:2.11")
 
-    @contextmanager
-    def ours() -> Iterator[None]:
-        adapter.install(allocator)
-        try:
-            yield
-        finally:
-            adapter.uninstall()
-
     def pair(count: int, _: Any) -> None:
         for _ in range(count):
             cuda.device_array(BLOCK, "u1")
 
-    yield Measure("numba device_array", f"numba-cuda {numba_cuda.__version__}", nullcontext, ours, pair)
+    peer = f"numba-cuda {numba_cuda.__version__}"
+    yield Measure("numba device_array", peer, nullcontext, lambda: installed(adapter, allocator), pair)
 
 
 def core_measures() -> Iterator[Measure]:

@@ -18,6 +18,17 @@ SEGMENT = 20 * MIB
 """The size of a segment for requests up to 10 MiB, and of the page of a large expandable segment."""
 
 
+class FallingAddresses:
+    """A script for a simulated device: addresses fall from segment to segment, as a driver's do."""
+
+    def __init__(self) -> None:
+        self.next = 1 << 40
+
+    def segment(self, size: int, stream: int) -> int:
+        self.next -= size
+        return self.next
+
+
 def on_device(capacity: int = GIB, settings: str = "", **options: Any) -> Allocator:
     """Return an allocator on its own simulated device, whatever the environment says."""
     return Allocator(SimulatedDevice(capacity), settings=settings, **options)

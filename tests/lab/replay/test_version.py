@@ -9,24 +9,12 @@ import allotment
 from allotment._devices.simulated.device import SimulatedDevice
 from allotment._rules import NEWEST
 from allotment.lab.replay.run import read_recording
-
-MIB = 1 << 20
-
-
-class Falling:
-    """A device whose addresses fall, as a driver's do."""
-
-    def __init__(self):
-        self.next = 1 << 40
-
-    def segment(self, size, stream):
-        self.next -= size
-        return self.next
+from helpers.engine import MIB, FallingAddresses
 
 
 def snapshot_of(version):
     """A history that depends on which of several equal segments is taken, in the form of a version."""
-    device = SimulatedDevice(1 << 30, script=Falling())
+    device = SimulatedDevice(1 << 30, script=FallingAddresses())
     allocator = allotment.Allocator(device, settings=f"compat:{version}")
     allocator.record_history(context=None)
     blocks = [allocator.malloc(30 * MIB) for _ in range(3)]
