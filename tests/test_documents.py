@@ -193,7 +193,7 @@ def test_the_versions_of_python_that_are_claimed_are_those_that_were_tried() -> 
     assert project["requires-python"] == f">={claimed[0]}"
 
 
-def test_the_pytorch_that_is_asked_for_is_the_oldest_whose_rules_are_known() -> None:
+def test_the_required_pytorch_is_the_oldest_whose_rules_are_known() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["torch"] == [f"torch>={OLDEST}"]
 

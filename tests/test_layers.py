@@ -160,7 +160,7 @@ def test_there_are_walks() -> None:
 
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.split()[0])
-def test_a_walk_passes_no_file_twice_and_goes_up_through_tables_alone(walk: str) -> None:
+def test_a_walk_passes_no_file_twice_and_goes_up_only_through_tables(walk: str) -> None:
     steps = STEP.findall(walk)
     assert len(steps) == len(walk.splitlines())
     files = [file for _, _, file in steps]

@@ -74,7 +74,7 @@ def test_steps_that_do_not_help_are_followed_by_one_warning_and_one_error(log):
     assert "40.00 MiB of cached memory" in messages(log)[0][1]
 
 
-def test_what_was_given_back_for_a_request_is_logged(log):
+def test_a_release_for_a_request_is_logged(log):
     allocator = allotment.Allocator("sim:64MiB")
     for address in [allocator.malloc(20 * MIB), allocator.malloc(20 * MIB)]:
         allocator.free(address)

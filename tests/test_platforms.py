@@ -67,7 +67,7 @@ def cimported(path: Path) -> set[str]:
     return found
 
 
-def test_the_list_of_what_is_linux_alone_is_that_of_the_build():
+def test_the_list_of_linux_only_modules_is_that_of_the_build():
     assert "allotment._devices.host." in LINUX_ONLY
     assert PORTABLE
 
@@ -89,7 +89,7 @@ def test_what_is_built_everywhere_includes_headers_that_are_there():
             assert re.search(r"#if.*(_MSC_VER|_WIN32|__linux__)", text), unguarded
 
 
-def test_without_what_is_linux_alone_the_rest_can_be_imported_and_used():
+def test_without_the_linux_only_modules_the_rest_can_be_imported_and_used():
     program = f"""
 import sys
 from importlib.abc import MetaPathFinder

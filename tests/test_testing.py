@@ -81,7 +81,7 @@ def test_the_page_for_makers_of_devices_lists_what_it_requires():
 
 
 @pytest.mark.parametrize("told", ["AddressError", "second time"])
-def test_that_a_second_free_is_refused_is_told_where_devices_are_written(told):
+def test_the_page_for_device_authors_says_that_a_second_free_is_refused(told):
     from allotment import Backend
 
     assert told in (Backend.free.__doc__ or "")

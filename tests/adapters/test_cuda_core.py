@@ -43,7 +43,7 @@ def streams(device):
     return [Stream(device.stream_create()) for _ in range(2)]
 
 
-def test_buffers_come_from_the_allocator_and_go_back_to_it(resource, allocator, streams):
+def test_buffers_come_from_the_allocator_and_return_to_it(resource, allocator, streams):
     buffer = resource.allocate(1000, stream=streams[0])
     assert allocator.tenants()["cuda.core"]["requested_bytes"] == 1000
     (segment,) = allocator.snapshot()["segments"]
@@ -161,7 +161,7 @@ def test_the_stream_of_a_free_decides_whether_it_is_inside_a_capture(adapter):
     assert own.handle in device.asked
 
 
-def test_a_buffer_of_another_process_goes_back_to_it(adapter):
+def test_a_buffer_of_another_process_returns_to_it(adapter):
     allocator = allotment.Allocator("sim:1GiB")
     handle = allocator.share(allocator.malloc(4096))
     buffer = adapter.open_shared(handle, stream=Stream(0))

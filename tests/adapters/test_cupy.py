@@ -54,7 +54,7 @@ def only_block(allocator):
     return block
 
 
-def test_memory_comes_from_the_allocator_and_goes_back_to_it(adapter, cupy, allocator):
+def test_memory_comes_from_the_allocator_and_returns_to_it(adapter, cupy, allocator):
     adapter.install(allocator)
     memory = cupy.alloc(1000)
     assert allocator.tenants()["cupy"]["requested_bytes"] == 1000
@@ -140,7 +140,7 @@ def test_the_history_knows_the_python_code_that_asked(adapter, cupy, allocator):
 # Going back.
 
 
-def test_uninstall_goes_back_to_what_stood_before(adapter, cupy, allocator):
+def test_uninstall_restores_the_previous_allocator(adapter, cupy, allocator):
     adapter.install(allocator)
     adapter.install(allocator)
     memory = cupy.alloc(1000)

@@ -68,7 +68,7 @@ def test_the_per_thread_default_stream_has_a_number_for_each_thread():
         assert one.submit(is_own, numbers[1]).result() and not is_own(numbers[1])
 
 
-def test_what_is_no_stream_is_refused():
+def test_anything_but_a_stream_is_refused():
     with pytest.raises(TypeError, match="not str"):
         stream_handle("left")
 
@@ -94,7 +94,7 @@ def test_an_allocator_of_another_kind_of_device_is_refused():
         DeviceTenants("cupy", allotment.Allocator("host"))
 
 
-def test_what_is_no_allocator_is_refused():
+def test_anything_but_an_allocator_is_refused():
     with pytest.raises(TypeError, match="not str"):
         DeviceTenants("cupy", "cuda:0")
 

@@ -92,7 +92,7 @@ def test_allocators_on_one_device_are_one_series():
         each.free(address)
 
 
-def test_an_allocator_that_is_gone_is_told_no_more_and_one_without_tags_and_tenants_is_told():
+def test_a_deleted_allocator_is_not_exported_and_one_without_tags_and_tenants_is():
     allocator = allotment.AsyncAllocator(allotment.SimulatedDevice("65MiB"))
     name = allocator.device.name
     address = allocator.malloc(MIB)
@@ -102,7 +102,7 @@ def test_an_allocator_that_is_gone_is_told_no_more_and_one_without_tags_and_tena
     assert samples(name) == {}
 
 
-def test_ten_thousand_labels_of_any_text_are_told():
+def test_ten_thousand_labels_of_any_text_are_exported():
     allocator = allotment.Allocator(allotment.SimulatedDevice("1003MiB"))
     odd = 'a "quoted"\nname \\ {}'
     for name in [odd, *(f"tag {number}" for number in range(10_000))]:
@@ -165,7 +165,7 @@ def queries():
     return [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
 
 
-def test_the_dashboard_asks_for_what_is_told():
+def test_the_dashboard_queries_exported_metrics():
     told = {*metrics.GAUGES, *(f"{name}_total" for name in metrics.COUNTERS)}
     asked = {name for query in queries() for name in re.findall(r"allotment_\w+", query)}
     assert asked <= told

@@ -54,7 +54,7 @@ def test_the_manager_named_by_the_environment_uses_the_shared_allocator(monkeypa
     del array
 
 
-def test_memory_comes_from_the_allocator_and_goes_back_to_it(adapter, numba, allocator):
+def test_memory_comes_from_the_allocator_and_returns_to_it(adapter, numba, allocator):
     adapter.install(allocator)
     array = numba.context().array(1000)
     address = array.gpu_data.handle
@@ -112,7 +112,7 @@ def test_without_memory_it_raises_ours(adapter, numba, device):
     assert caught.value.facts.requested == 100 * MIB
 
 
-def test_reset_gives_the_cache_back_and_leaves_arrays_alone(adapter, numba, device, allocator):
+def test_reset_releases_the_cache_and_keeps_arrays(adapter, numba, device, allocator):
     adapter.install(allocator)
     context = numba.context()
     kept = context.array(30 * MIB)

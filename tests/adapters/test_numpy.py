@@ -99,7 +99,7 @@ def test_an_array_that_outgrows_the_threshold_stays_with_the_system(allocator):
     assert (array == np.arange(MIB // 4)).all()
 
 
-def test_arrays_outlive_the_block_and_go_back_to_the_allocator(allocator):
+def test_arrays_outlive_the_block_and_return_to_the_allocator(allocator):
     with allotment.numpy.caching(allocator, idle_seconds=None):
         array = np.ones(MIB)
     assert array.sum() == MIB
@@ -130,7 +130,7 @@ def test_blocks_nest_and_give_way_to_the_one_before(allocator):
 
 
 @pytest.mark.threads
-def test_a_context_is_its_thread_alone_unless_python_hands_contexts_on(allocator):
+def test_a_context_is_only_its_threads_unless_python_passes_contexts_on(allocator):
     made = []
     with allotment.numpy.caching(allocator, idle_seconds=None):
         thread = threading.Thread(target=lambda: made.append(np.ones(MIB)))
@@ -194,7 +194,7 @@ def test_a_memory_error_without_a_shape_gets_the_reason_when_it_leaves_the_block
     array = None
 
 
-def test_a_failure_is_told_once(allocator):
+def test_a_failure_is_reported_once(allocator):
     allocator.limit = "32MiB"
     with allotment.numpy.caching(allocator, idle_seconds=None), pytest.raises(MemoryError):
         np.empty(64 * MIB, np.uint8)
@@ -203,7 +203,7 @@ def test_a_failure_is_told_once(allocator):
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_who_holds_memory_is_told_by_line(allocator):
+def test_holders_of_memory_are_listed_by_line(allocator):
     allocator.record_history()
     with allotment.numpy.caching(allocator, idle_seconds=None):
         first = [np.ones(MIB), np.ones(MIB)]
@@ -216,7 +216,7 @@ def test_who_holds_memory_is_told_by_line(allocator):
     del first, second
 
 
-def test_a_tenant_of_ones_own_is_who_is_counted(allocator):
+def test_memory_is_counted_for_the_callers_own_tenant(allocator):
     with allotment.numpy.caching(allocator.tenant("dashboard"), idle_seconds=None):
         array = np.ones(MIB)
     assert allocator.tenants()["dashboard"]["requested_bytes"] == array.nbytes
@@ -224,7 +224,7 @@ def test_a_tenant_of_ones_own_is_who_is_counted(allocator):
     del array
 
 
-def test_memory_that_lies_idle_goes_back_and_what_is_used_stays(allocator):
+def test_idle_memory_is_released_and_used_memory_stays(allocator):
     cache = allotment.numpy._cache(allocator, "1MiB", None)
     watched = _idle._Watched(cache, 1.0)
     before = cache.enter()
@@ -244,7 +244,7 @@ def test_memory_that_lies_idle_goes_back_and_what_is_used_stays(allocator):
 
 
 @pytest.mark.threads
-def test_the_thread_that_looks_gives_memory_back_by_itself():
+def test_the_idle_thread_releases_memory_by_itself():
     gone = threading.Event()
 
     def listen(action, *_):

@@ -57,7 +57,7 @@ def test_what_is_not_an_array_of_numbers_is_refused(allocator):
         allotment.Allocator("sim:1GiB").array(3)
 
 
-def test_trim_gives_back_what_is_cached_above_a_size(allocator):
+def test_trim_releases_what_is_cached_above_a_size(allocator):
     kept = allocator.malloc(20 * MIB)
     sizes = [30 * MIB, 40 * MIB, 50 * MIB]
     for address in [allocator.malloc(size) for size in sizes]:

@@ -75,7 +75,7 @@ def test_a_buffer_is_not_closed_under_those_who_see_it(allocator, see):
     assert live(allocator) == 0
 
 
-def test_an_allocator_frees_a_buffer_of_its_own_alone(any_allocator):
+def test_an_allocator_frees_only_its_own_buffers(any_allocator):
     buffer = any_allocator.empty(1000)
     with pytest.raises(AddressError, match="belongs to another allocator"):
         allotment.Allocator("sim:1GiB").free(buffer)
@@ -161,7 +161,7 @@ def test_a_closed_allocator_has_given_its_memory_back():
     allocator.inspection.check_invariants()
 
 
-def test_blocks_in_use_outlive_the_end_of_their_allocator_and_are_told():
+def test_blocks_in_use_outlive_their_allocator_and_are_reported():
     device = allotment.SimulatedDevice("1GiB")
     allocator = allotment.Allocator(device)
     address, buffer = allocator.malloc(3 << 20), allocator.empty(512)
@@ -177,7 +177,7 @@ def test_blocks_in_use_outlive_the_end_of_their_allocator_and_are_told():
     allocator.inspection.check_invariants()
 
 
-def test_an_allocator_that_goes_with_live_blocks_tells_of_them(any_allocator):
+def test_an_allocator_that_is_deleted_with_live_blocks_reports_them(any_allocator):
     any_allocator.malloc(512)
     with pytest.warns(ResourceWarning, match="512 bytes in use"):
         any_allocator.close()
@@ -188,7 +188,7 @@ def test_an_allocator_that_goes_with_live_blocks_tells_of_them(any_allocator):
         gc.collect()
 
 
-def test_an_allocator_that_goes_with_nothing_in_use_is_silent():
+def test_an_allocator_that_is_deleted_with_nothing_in_use_is_silent():
     allocator = allotment.Allocator("sim:1003MiB")  # used by no other test: its objects may end here too
     allocator.free(allocator.malloc(512))
     with warnings.catch_warnings(record=True) as caught:

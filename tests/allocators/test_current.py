@@ -115,7 +115,7 @@ def test_an_unknown_device_is_refused(plug, name):
         allotment.change_current_allocator(name, plug)
 
 
-def test_who_needs_a_caching_allocator_does_not_get_another_one(device, plug):
+def test_code_that_needs_a_caching_allocator_gets_no_other(device, plug):
     assert current_caching(device) is allotment.current(device)
     other = f"{device}0"
     allotment.change_current_allocator(other, plug)
@@ -160,7 +160,7 @@ def test_a_kind_of_device_is_registered_under_a_name(plug, name):
 
 
 @pytest.mark.parametrize("name", [5, None, SimulatedDevice(1 << 30)])
-def test_what_is_no_name_of_a_device_is_refused(plug, name):
+def test_anything_but_a_name_of_a_device_is_refused(plug, name):
     for call in (allotment.current, allotment.get_device_allocator):
         with pytest.raises(TypeError, match="a device must be a name"):
             call(name)
@@ -204,7 +204,7 @@ def test_a_device_allocator_that_forgets_methods_is_refused_though_its_base_is_c
             call(device, Forgetful())
 
 
-def test_a_device_allocator_whose_method_is_none_is_refused(device):
+def test_a_device_allocator_with_none_as_a_method_is_refused(device):
     forgetful = Late()
     forgetful.stats = None
     with pytest.raises(TypeError, match=r"Late is not a DeviceAllocator: it lacks stats$"):

@@ -119,7 +119,7 @@ def test_the_driver_s_pool_is_asked_on_the_current_stream():
     assert alloc.empty(SIZE).stream == 0
 
 
-def test_functions_of_the_user_s_own_are_told_the_current_stream():
+def test_user_functions_get_the_current_stream():
     told = []
     alloc = allotment.PluggableAllocator(
         lambda size, device, stream: told.append(stream) or 4096 * len(told), lambda *_: None, device="sim:1GiB"
@@ -221,7 +221,7 @@ def test_an_allocator_closed_inside_a_capture_does_not_keep_it_from_ending(alloc
     graph.reset()
 
 
-def test_a_capture_that_is_refused_leaves_the_one_that_goes_on_alone(alloc):
+def test_a_refused_capture_does_not_disturb_the_one_in_progress(alloc):
     stream = allotment.Stream(alloc)
     with allotment.capture(stream) as graph:
         with pytest.raises(allotment.AllotmentError), allotment.capture(stream):

@@ -65,7 +65,7 @@ def test_what_fails_on_the_way_leaves_no_trace(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_errors_name_the_file_that_was_asked_for(tmp_path):
+def test_errors_name_the_requested_file(tmp_path):
     path = tmp_path / "missing" / "snapshot.pickle"
     with pytest.raises(FileNotFoundError) as caught:
         allotment.Allocator("sim:1GiB").history.dump_snapshot(path)

@@ -204,7 +204,7 @@ def test_a_limit_is_kept(device, mode):
 
 
 @pytest.mark.parametrize("mode", ["torch", "tight"])
-def test_one_that_ends_gives_everything_back(device, stream, mode):
+def test_a_deleted_one_releases_everything(device, stream, mode):
     pinned = allotment.PinnedAllocator(device, mode=mode)
     pinned.free(pinned.malloc(100))
     copy = device.hold(stream)
@@ -252,7 +252,7 @@ def test_memory_of_a_destroyed_stream_is_freed_once_the_device_is_idle(device, t
 
 @given(steps=st.lists(st.tuples(st.sampled_from(["malloc", "free", "free on", "hold", "release"]), st.integers(0, 9))))
 @pytest.mark.parametrize("mode", ["torch", "tight"])
-def test_no_block_is_handed_out_while_a_stream_may_use_it(mode, steps):
+def test_no_block_is_allocated_while_a_stream_may_use_it(mode, steps):
     device = CountingDevice()
     streams = [device.stream_create() for _ in range(2)]
     pinned = allotment.PinnedAllocator(device, mode=mode)
@@ -346,7 +346,7 @@ def test_a_request_inside_a_capture_is_never_reused_if_a_stream_used_it(device, 
     assert used in device.pinned
 
 
-def test_when_memory_is_short_what_is_cached_is_given_back_and_waited_for():
+def test_when_memory_is_short_the_cache_is_released_and_waited_for():
     device = CountingDevice(pinned_capacity=4096)
     stream = device.stream_create()
     with made(device) as pinned:
@@ -408,7 +408,7 @@ def test_large_requests_are_exact_above_a_bound(device):
         assert sorted(device.pinned.values()) == [MIB, 3 * MIB + 5]
 
 
-def test_what_is_above_the_cached_size_goes_back_at_its_free(device):
+def test_blocks_above_the_cached_size_are_released_at_their_free(device):
     with made(device, settings="pinned_max_cached_size_mb:1,compat:newest") as pinned:
         pinned.free(pinned.malloc(2 * MIB))
         assert not device.pinned
@@ -416,7 +416,7 @@ def test_what_is_above_the_cached_size_goes_back_at_its_free(device):
         assert len(device.pinned) == 1
 
 
-def test_a_reserve_is_set_aside_once_and_handed_out_in_pages(device):
+def test_a_reserve_is_allocated_once_and_used_in_pages(device):
     with made(device, settings="pinned_reserve_segment_size_mb:1") as pinned:
         first, second = pinned.malloc(100), pinned.malloc(5000)
         assert list(device.pinned.values()) == [MIB]
@@ -537,7 +537,7 @@ def test_the_tight_mode_cuts_and_joins(device):
 
 
 @pytest.mark.parametrize("mode", ["torch", "tight"])
-def test_memory_of_the_host_is_locked_or_it_is_said(mode, recwarn):
+def test_memory_of_the_host_is_locked_or_a_warning_is_issued(mode, recwarn):
     pinned = allotment.PinnedAllocator("host", mode=mode)
     array = pinned.full(1000, 3)
     assert array.sum() == 3000

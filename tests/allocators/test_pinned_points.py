@@ -124,7 +124,7 @@ def test_an_event_is_recorded_at_the_free_when_a_framework_asks(device, made):
     later.release()
 
 
-def test_a_failure_has_words_and_what_is_not_ours_is_told_apart(points):
+def test_a_failure_has_a_text_and_foreign_addresses_are_distinguished(points):
     assert points.call("free", 0x1000) == 0
     kind = ctypes.c_int()
     text = ctypes.create_string_buffer(512)
@@ -133,7 +133,7 @@ def test_a_failure_has_words_and_what_is_not_ours_is_told_apart(points):
     assert points.call("last_error", text, 511, ctypes.byref(kind)) > 0 and kind.value == 1
 
 
-def test_pools_are_told_apart_and_end_with_their_last_block(device, made):
+def test_pools_are_separate_and_end_with_their_last_block(device, made):
     points = made("torch")
     assert points.call("begin_allocate_to_pool", 0, 7, None, None, None)
     assert not points.call("begin_allocate_to_pool", 0, 7, None, None, None)
@@ -151,7 +151,7 @@ def test_pools_are_told_apart_and_end_with_their_last_block(device, made):
     assert not points.call("release_pool", 0, 7)
 
 
-def test_a_listener_is_told_every_action_in_order(points):
+def test_a_listener_gets_every_action_in_order(points):
     told = []
     listener = LISTENER(lambda _, action, address, *others: told.append((ACTIONS[action], address)))
     points.call("listen", ctypes.cast(listener, CONTEXT), None)

@@ -176,7 +176,7 @@ def test_a_function_on_a_stream_gets_ready_memory_while_the_default_stream_waits
     assert alloc.stats()["allocated_bytes.all.current"] == 0
 
 
-def test_what_such_a_function_was_given_waits_for_the_stream_that_it_was_asked_for(alloc):
+def test_memory_given_to_such_a_function_waits_for_the_stream_of_its_request(alloc):
     stream, default = allotment.Stream(alloc), allotment.Stream.default(alloc)
     ordered, gate = threading.Event(), threading.Event()
     found = []
@@ -244,7 +244,7 @@ def test_an_allocator_of_the_users_own_functions_waits_too():
 
 
 @pytest.mark.parametrize("mode", ["torch", "tight"])
-def test_pinned_memory_is_handed_out_when_the_streams_recorded_for_it_are_done(mode):
+def test_pinned_memory_is_allocated_when_the_streams_recorded_for_it_are_done(mode):
     alloc = allotment.PinnedAllocator("host", mode=mode)
     stream = allotment.Stream(alloc)
     block = alloc.malloc(SIZE)

@@ -60,7 +60,7 @@ class Drifting:
         return self.size
 
 
-def test_a_size_is_asked_for_once(allocator):
+def test_a_size_is_read_once(allocator):
     assert allocator.empty(Drifting()).size == MIB
     size = Drifting()
     allocator.free(allocator.malloc(size))

@@ -105,7 +105,7 @@ def test_processes_with_memory_are_facts_of_an_out_of_memory_and_in_its_text():
 
 
 @pytest.mark.parametrize("wrong", [OSError("no library"), 5, [1, 2]])
-def test_a_device_that_fails_to_tell_of_processes_does_not_hide_the_error(wrong):
+def test_a_device_that_fails_to_report_processes_does_not_hide_the_error(wrong):
     with pytest.raises(OutOfMemoryError) as caught:
         allotment.Allocator(Told(wrong)).malloc(512)
     assert caught.value.facts.processes == ()
@@ -114,7 +114,7 @@ def test_a_device_that_fails_to_tell_of_processes_does_not_hide_the_error(wrong)
 # Pools.
 
 
-def test_a_pool_knows_its_device_its_allocators_and_who_made_it(allocator):
+def test_a_pool_knows_its_device_its_allocators_and_its_creator(allocator):
     class Source:
         def allocate(self, size, stream):
             return 1 << 30

@@ -42,7 +42,7 @@ def kinds(answers):
     return Counter(type(answer) for answer in answers)
 
 
-def test_of_eight_threads_that_free_one_buffer_one_does_and_seven_are_told():
+def test_of_eight_threads_that_free_one_buffer_one_does_and_seven_get_an_error():
     allocator = Allocator("sim:1GiB")
     for _ in range(ROUNDS):
         buffer = allocator.empty(1000)
@@ -189,7 +189,7 @@ def test_pinned_memory_of_eight_threads_is_nobody_elses(mode):
     pinned.inspection.check_invariants()
 
 
-def test_an_allocator_that_goes_is_not_found_by_other_threads_halfway():
+def test_an_allocator_being_deleted_is_not_found_by_other_threads():
     over = threading.Event()
 
     def look():

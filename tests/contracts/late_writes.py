@@ -12,7 +12,7 @@ OLD, NEW = 7, 2  # what the first owner's late write leaves, and what the second
 
 class LateWrites:
     @pytest.mark.parametrize("size", [4096, 2 * MIB])
-    def test_memory_in_use_on_another_stream_is_not_handed_out(self, device, allocator, streams, size):
+    def test_memory_in_use_on_another_stream_is_not_reused(self, device, allocator, streams, size):
         for _ in range(RUNS):
             assert write_late_and_reuse(device, allocator, *streams, size, record=True) == (False, filled(NEW, size))
 

@@ -126,7 +126,7 @@ def test_bare_list_of_segments_is_a_snapshot_without_history() -> None:
     assert snapshot.devices == (0, 1)
 
 
-def test_missing_fields_leave_neutral_values_and_are_told() -> None:
+def test_missing_fields_leave_neutral_values_and_are_reported() -> None:
     snapshot = read_snapshot(
         pickle.dumps(
             {

@@ -33,7 +33,7 @@ def test_driver_calls_are_ranges_and_all_memory_that_came_goes(device, settings,
 
 
 @pytest.mark.parametrize("mode", ["hooks", "deep"])
-def test_pytorch_tells_too(device, mode, tmp_path):
+def test_pytorch_reports_too(device, mode, tmp_path):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     lines = heard(
         f"""

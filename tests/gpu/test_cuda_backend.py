@@ -121,7 +121,7 @@ class TestDevice:
         with ThreadPoolExecutor(1) as thread:
             assert thread.submit(allocate_between).result() == (None, None)
 
-    def test_a_forked_process_is_told_that_it_cannot_use_the_device(self, device, probe, stream):
+    def test_a_forked_process_gets_an_error_that_it_cannot_use_the_device(self, device, probe, stream):
         hold = device.hold(stream)
         reading, writing = os.pipe()
         child = os.fork()
@@ -148,12 +148,12 @@ class TestDevice:
 
 
 class TestStreams:
-    def test_a_stream_given_back_is_used_again(self, device, streams):
+    def test_a_destroyed_stream_is_reused(self, device, streams):
         first = device.create_stream()
         device.destroy_stream(first)
         assert first in streams(4)
 
-    def test_a_busy_stream_given_back_waits_for_its_work(self, device, probe, streams):
+    def test_a_destroyed_busy_stream_is_reused_after_its_work(self, device, probe, streams):
         busy = device.create_stream()
         with device.hold(busy):
             device.destroy_stream(busy)
@@ -349,7 +349,7 @@ class TestMemory:
         probe.chunk_release(chunk, page)
         probe.range_release(base, 2 * page)
 
-    def test_a_failed_step_is_told_in_the_words_of_the_driver(self, probe):
+    def test_a_failed_step_is_reported_in_the_words_of_the_driver(self, probe):
         assert "OUT_OF_MEMORY" in refusal(probe.segment_allocate, 1 << 60).text
         probe.clear_error()
         assert probe.describe() == ""

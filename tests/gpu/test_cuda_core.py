@@ -160,7 +160,7 @@ def test_a_buffer_written_late_is_not_reused(device, resource, streams, end):
         assert write_late_and_reuse(device, resource, streams, end) == (False, {2})
 
 
-def test_a_buffer_that_ends_on_its_own_stream_alone_is_corrupted(device, resource, streams):
+def test_a_buffer_that_is_only_closed_on_its_own_stream_is_corrupted(device, resource, streams):
     for _ in range(RUNS):
         assert write_late_and_reuse(device, resource, streams, just_close) == (True, {7})
 

@@ -56,7 +56,7 @@ def test_it_goes_through_c_functions(allocator):
     assert type(cupy.empty(10).data.mem).__name__ == "CFunctionAllocatorMemory"
 
 
-def test_memory_that_is_let_go_is_used_again(allocator):
+def test_memory_that_is_dropped_is_reused(allocator):
     def step():
         x = cupy.ones(MIB)
         y = cupy.zeros(3000)
@@ -106,7 +106,7 @@ def test_a_device_that_is_full_raises_ours_too(allocator):
     assert caught.value.facts.device_free > 0
 
 
-def test_uninstall_goes_back_and_arrays_stay(allocator):
+def test_uninstall_restores_the_previous_state_and_arrays_stay(allocator):
     x = cupy.arange(1000)
     adapter.uninstall()
     assert type(cupy.empty(10).data.mem).__name__ == "PooledMemory"
@@ -189,7 +189,7 @@ def test_pinned_memory_is_kept_and_copied_right(allocator):
     np.testing.assert_array_equal(cupy.asnumpy(cupy.asarray(values)), values)
 
 
-def test_pinned_memory_that_is_still_being_copied_is_not_handed_out(device, allocator, streams):
+def test_pinned_memory_that_is_still_being_copied_is_not_reused(device, allocator, streams):
     stream = streams[0]
     pointer = cupy.cuda.alloc_pinned_memory(4096)
     address = pointer.ptr

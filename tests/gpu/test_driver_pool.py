@@ -88,7 +88,7 @@ def test_a_block_outlives_its_streams(device, alloc):
 # The pool as a whole.
 
 
-def test_emptying_the_cache_gives_memory_back_to_the_device(device, alloc):
+def test_emptying_the_cache_releases_memory_to_the_device(device, alloc):
     alloc.empty_cache()
     free = alloc.memory_info()[0]
     address = alloc.malloc(256 * MIB)
@@ -127,7 +127,7 @@ def test_the_limit_is_kept(device, alloc):
     alloc.free(alloc.malloc(10 * MIB))
 
 
-def test_a_full_device_is_told_in_figures_and_serves_again(alloc):
+def test_a_full_device_is_reported_in_figures_and_serves_again(alloc):
     total = alloc.memory_info()[1]
     with pytest.raises(OutOfMemoryError) as caught:
         alloc.malloc(2 * total)
@@ -136,7 +136,7 @@ def test_a_full_device_is_told_in_figures_and_serves_again(alloc):
     alloc.free(alloc.malloc(MIB))
 
 
-def test_the_largest_block_can_be_had(alloc):
+def test_the_largest_block_can_be_allocated(alloc):
     alloc.empty_cache()
     largest = alloc.inspection.cache_info()
     assert alloc.memory_info()[1] // 4 < largest <= alloc.memory_info()[1]

@@ -64,7 +64,7 @@ def one_step(allocator, stream):
         allocator.free(address)
 
 
-def test_a_loop_that_repeats_asks_nothing_of_the_device(device, settings, streams):
+def test_a_loop_that_repeats_does_not_call_the_device(device, settings, streams):
     relay = FaultyRelay(device)
     allocator = Allocator(relay, settings=settings)
     for _ in range(2):
@@ -105,7 +105,7 @@ class TestLateWrites(LateWrites):
     pass
 
 
-def test_memory_of_a_destroyed_stream_can_be_given_back(device, allocator):
+def test_memory_of_a_destroyed_stream_can_be_released(device, allocator):
     stream = Stream(device)
     allocator.free(allocator.malloc(30 * MIB, stream))
     stream.destroy()
@@ -235,7 +235,7 @@ def fill(allocator, piece):
             return blocks, error
 
 
-def test_a_full_device_is_told_in_figures_and_serves_again(device, allocator):
+def test_a_full_device_is_reported_in_figures_and_serves_again(device, allocator):
     free, total = allocator.memory_info()
     piece = free // 12 // (2 * MIB) * (2 * MIB)
     blocks, error = fill(allocator, piece)

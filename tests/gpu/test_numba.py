@@ -65,7 +65,7 @@ def test_values_are_right(allocator):
     np.testing.assert_array_equal(result[10:20].copy_to_host(), (left + right)[10:20])
 
 
-def test_memory_that_is_let_go_is_used_again(allocator):
+def test_memory_that_is_dropped_is_reused(allocator):
     def step():
         array = cuda.device_array(MIB, np.uint8)
         fill[launch(MIB)](array, 3)
@@ -106,7 +106,7 @@ def test_without_memory_it_raises_ours_and_goes_on(device):
         adapter.uninstall()
 
 
-def test_uninstall_goes_back_and_arrays_stay(allocator):
+def test_uninstall_restores_the_previous_state_and_arrays_stay(allocator):
     array = cuda.to_device(np.arange(10))
     adapter.uninstall()
     other = cuda.to_device(np.arange(10))

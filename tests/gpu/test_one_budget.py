@@ -75,7 +75,7 @@ def test_three_frameworks_work_on_one_buffer(allocator):
 
 
 @pytest.mark.parametrize("framework", ["cupy", "torch", "numba"])
-def test_who_got_a_buffer_keeps_its_memory(allocator, framework):
+def test_a_consumer_of_a_buffer_keeps_its_memory(allocator, framework):
     view = as_float(allocator.empty(4 * COUNT))[framework]
     assert allocator.stats()["allocation.all.current"] == 1
     del view

@@ -258,7 +258,7 @@ def test_cycles_leave_no_descriptor_and_no_addresses(allocator, peer):
     handle.close()
 
 
-def test_an_importer_that_is_killed_gives_a_hundred_blocks_back(allocator):
+def test_a_hundred_blocks_of_a_killed_importer_return(allocator):
     with Peer() as peer:
         buffers = [allocator.empty(MIB // 2) for _ in range(100)]
         handles = [allocator.share(buffer) for buffer in buffers]

@@ -58,7 +58,7 @@ def test_a_result_is_a_dataframe_where_pandas_is_there() -> None:
     assert list(frame["peak_reserved_bytes"]) == [each.peak_reserved_bytes for each in tuned.candidates]
 
 
-def test_without_pandas_that_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UnsupportedError, match="pandas"):
         replay("sample").to_dataframe()

@@ -61,7 +61,7 @@ def test_the_size_beside_a_curve_is_the_peak_of_what_is_drawn() -> None:
     assert drawn[0].endswith(exact_size(sample.peak_active_bytes))
 
 
-def test_the_demo_tells_programs_both_jobs() -> None:
+def test_the_demo_reports_both_jobs_to_programs() -> None:
     report = json.loads(run_demo("--json").stdout)
     assert report["recorded"]["peak_reserved_bytes"] == 8694 << 20
     assert report["recorded"]["best"]["peak_reserved_bytes"] == 4582 << 20
@@ -75,7 +75,7 @@ def test_a_snapshot_that_cannot_be_written_is_refused_before_the_training() -> N
     assert "/no/such/folder/run.pickle" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_terminal_with_ascii_alone_gets_a_drawing_too() -> None:
+def test_a_terminal_with_only_ascii_gets_a_drawing_too() -> None:
     done = run_demo(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0
     assert done.stdout.isascii() and "Traceback" not in done.stderr

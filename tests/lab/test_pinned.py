@@ -163,7 +163,7 @@ def command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["explain", "replay", "tune"])
-def test_commands_tell_it_beside_the_devices_memory(command, name):
+def test_commands_report_it_beside_the_devices_memory(command, name):
     assert json.loads(command(name, "--json"))["pinned_memory"]["peak_bytes"] == 6 * MIB
     shown = command(name)
     assert "Pinned memory: 6.0 MiB at the most, at entry 3 of its history; 6.0 MiB of it in use" in shown

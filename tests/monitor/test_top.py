@@ -73,7 +73,7 @@ def test_a_process_announces_itself_only_if_it_is_asked_to():
         assert "allotment monitor" not in threads
 
 
-def test_only_allocators_whose_settings_ask_for_it_are_told(peer):
+def test_only_allocators_whose_settings_ask_for_it_are_shown(peer):
     peer.run("other = Allocator('sim:1GiB')")
     found = next(each for each in ask_all(30) if each.pid == peer.pid)
     assert [each.device for each in found.allocators] == ["host"]
@@ -225,7 +225,7 @@ def test_a_process_that_does_not_announce_itself_says_what_to_do(capsys):
     assert top(capsys, "--snapshot", "x")[0] == 2
 
 
-def test_ten_thousand_tags_are_told(peer):
+def test_ten_thousand_tags_are_shown(peer):
     peer.run(
         """
         for number in range(10_000):
@@ -242,7 +242,7 @@ def test_ten_thousand_tags_are_told(peer):
 # --- those that do not behave ---
 
 
-def test_a_process_that_is_stopped_is_said_not_to_answer_and_answers_later(peer):
+def test_a_stopped_process_is_shown_as_not_answering_and_answers_later(peer):
     os.kill(peer.pid, signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(peer.pid, os.WUNTRACED)[1])
     try:
@@ -302,7 +302,7 @@ def test_what_another_process_says_cannot_move_the_cursor():
         read_report({**sent, "command": 7})
 
 
-def test_a_question_that_is_no_question_ends_nothing(peer):
+def test_an_invalid_question_ends_nothing(peer):
     for question in (b"", b"{", b"[]", b'{"ask": "everything"}', b'{"ask": ["figures"]}'):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(addresses_of(peer.pid)[0])
@@ -311,7 +311,7 @@ def test_a_question_that_is_no_question_ends_nothing(peer):
     assert peer.pid in pids()
 
 
-def test_an_allocator_is_made_where_no_socket_can_be_had():
+def test_an_allocator_is_made_where_no_socket_can_be_opened():
     with Peer() as peer:
         threads = peer.run(
             """
@@ -394,7 +394,7 @@ def test_an_open_process_takes_the_rows_it_is_given_and_counts_what_it_does_not_
     assert any("9,992 other tags" in line for line in lines)
 
 
-def test_keys_are_told_of_the_columns_that_are_shown_and_scripts_without_folders():
+def test_keys_are_shown_for_visible_columns_and_scripts_without_folders():
     found = overview([])
     found.processes = processes(1 << 30)
     found.processes[0].command = "/opt/venv/bin/python3.12 /home/me/train.py --fast"
@@ -405,7 +405,7 @@ def test_keys_are_told_of_the_columns_that_are_shown_and_scripts_without_folders
     assert "train.py --fast" in text and "python" not in text and "/home" not in text
 
 
-def test_a_terminal_with_ascii_alone_gets_ascii_alone(peer):
+def test_a_terminal_with_only_ascii_gets_only_ascii(peer):
     done = subprocess.run(
         [sys.executable, "-m", "allotment", "top", "--once"],
         capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "COLUMNS": "110"},

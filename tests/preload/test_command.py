@@ -56,17 +56,17 @@ def test_a_module_runs_too_and_flags_of_the_interpreter_stay(driver, tmp_path):
 
 
 @pytest.mark.parametrize(("depth", "number"), [("count", "0"), ("serve", "1")])
-def test_a_depth_is_what_was_asked_for(driver, script, depth, number):
+def test_a_depth_is_the_requested_one(driver, script, depth, number):
     assert lines(run(driver, "-m", "allotment.preload", "--depth", depth, script(DEPTH))) == ([number], [])
 
 
-def test_a_script_that_is_not_there_is_said_in_a_line(driver, tmp_path):
+def test_a_missing_script_is_reported_in_a_line(driver, tmp_path):
     done = run(driver, "-m", "allotment.preload", tmp_path / "no.py")
     assert done.returncode == 2
     assert done.stderr == f"allotment.preload: can't open file '{tmp_path}/no.py': no such file\n"
 
 
-def test_a_limit_that_is_no_size_is_said_and_the_program_runs(driver, script):
+def test_an_invalid_limit_is_reported_and_the_program_runs(driver, script):
     said, complaints = lines(run(driver, "-m", "allotment.preload", "--limit", "lots", script(DEPTH)))
     assert said == ["0"] and len(complaints) == 1
     assert complaints[0].startswith("allotment.preload: --limit is ignored: invalid size: 'lots'")

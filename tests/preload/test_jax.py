@@ -16,7 +16,7 @@ def test_without_the_library_the_command_is_named():
     assert not allotment.jax.is_installed()
 
 
-def test_a_process_that_only_counts_is_told_the_same(driver, tmp_path):
+def test_a_process_that_only_counts_gets_the_same_error(driver, tmp_path):
     program = """
     import allotment.jax
     try:
@@ -60,7 +60,7 @@ def test_after_jax_has_used_a_device_it_is_too_late_and_after_its_import_not(dri
     assert output_of(driver, tmp_path, program, *SERVE) == ["True" if used else "installed"]
 
 
-def test_the_option_without_the_depth_is_said_in_a_line_and_the_program_runs(driver, tmp_path):
+def test_the_option_without_the_depth_is_reported_in_a_line_and_the_program_runs(driver, tmp_path):
     (tmp_path / "program.py").write_text("print('runs')\n")
     done = run(driver, "-m", "allotment.preload", "--jax", tmp_path / "program.py")
     assert done.stdout == "runs\n"

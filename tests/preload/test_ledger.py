@@ -194,7 +194,7 @@ HELPERS = (
 
 
 @pytest.mark.parametrize("depth", ["count", "serve"])
-def test_what_the_library_itself_asks_the_driver_may_fail_and_the_program_sees_nothing_of_it(driver, tmp_path, depth):
+def test_the_librarys_own_driver_calls_may_fail_unseen_by_the_program(driver, tmp_path, depth):
     program = (
         CALLS
         + f"""
@@ -289,7 +289,7 @@ def test_what_was_taken_past_us_is_unexplained(driver, tmp_path):
     assert output_of(driver, tmp_path, program, FAKE_CUDA_CONTEXT=str(CONTEXT)) == ["0 3 3"]
 
 
-def test_a_process_that_was_not_started_so_is_told_the_command():
+def test_a_process_that_was_not_started_so_gets_the_command():
     import allotment
 
     with allotment.Allocator("sim:1GiB") as allocator, pytest.raises(allotment.UnsupportedError) as caught:
@@ -373,7 +373,7 @@ def test_thousands_of_live_allocations_are_found_again(driver, tmp_path):
     assert said == [f"{{'ctypes': {6000 * 4096}}}", f"{{'ctypes': {3000 * 4096}}}", "{}"]
 
 
-def test_stacks_are_counted_if_asked_for(driver, tmp_path):
+def test_stacks_are_counted_on_request(driver, tmp_path):
     program = """
     kept = [allocate(2 * MIB) for _ in range(3)]
     found = preload.stacks()

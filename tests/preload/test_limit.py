@@ -11,7 +11,7 @@ def room_in(limit: int) -> int:
     return limit - limit // 64  # kept free for what the driver allocates itself
 
 
-def test_the_driver_tells_of_the_limit_instead_of_the_device(driver, tmp_path):
+def test_the_driver_reports_the_limit_instead_of_the_device(driver, tmp_path):
     program = """
     print(*info())
     kept = allocate(100 * MIB)
@@ -49,7 +49,7 @@ def test_the_context_and_modules_count(driver, tmp_path):
     assert said == ["True -2"]
 
 
-def test_memory_taken_past_us_counts_as_soon_as_the_driver_tells(driver, tmp_path):
+def test_memory_allocated_past_us_counts_as_soon_as_the_driver_reports_it(driver, tmp_path):
     program = """
     cuda.cuArrayCreate_v2(ctypes.byref(ctypes.c_void_p()), ctypes.byref(ctypes.c_size_t(200 * MIB)))
     print(allocate(56 * MIB), allocate(40 * MIB) > 0, allocate(20 * MIB))
@@ -57,7 +57,7 @@ def test_memory_taken_past_us_counts_as_soon_as_the_driver_tells(driver, tmp_pat
     assert output_of(driver, tmp_path, program, "--limit", "256MiB") == ["-2 True -2"]
 
 
-def test_a_request_of_a_library_makes_the_allocator_give_back_its_cache(driver, tmp_path):
+def test_a_request_of_a_library_makes_the_allocator_release_its_cache(driver, tmp_path):
     program = """
     allocator = allotment.current("cuda:0")
     block = allocator.malloc(200 * MIB)
@@ -71,7 +71,7 @@ def test_a_request_of_a_library_makes_the_allocator_give_back_its_cache(driver, 
 
 
 @pytest.mark.parametrize("short_of", ["the limit", "the device"])
-def test_at_depth_count_a_request_makes_the_shared_allocator_give_back_its_cache_too(driver, tmp_path, short_of):
+def test_at_depth_count_a_request_makes_the_shared_allocator_release_its_cache_too(driver, tmp_path, short_of):
     program = """
     allocator = allotment.current("cuda:0")
     allocator.free(allocator.malloc(900 * MIB))
@@ -81,7 +81,7 @@ def test_at_depth_count_a_request_makes_the_shared_allocator_give_back_its_cache
     assert output_of(driver, tmp_path, program, *options) == ["True 0"]
 
 
-def test_the_allocator_itself_is_under_the_limit_and_gives_its_cache_back_for_itself(driver, tmp_path):
+def test_the_allocator_itself_is_under_the_limit_and_releases_its_cache_for_itself(driver, tmp_path):
     program = """
     allocator = allotment.Allocator("cuda:0")
     allocator.free(allocator.malloc(200 * MIB))
@@ -112,7 +112,7 @@ def test_threads_together_never_get_more_than_the_limit(driver, tmp_path):
     assert output_of(driver, tmp_path, program, "--limit", "256MiB") == [str(room_in(256 << 20) // (2 << 20))]
 
 
-def test_a_limit_below_the_context_is_said_and_not_kept(driver, tmp_path):
+def test_a_limit_below_the_context_is_reported_and_ignored(driver, tmp_path):
     (tmp_path / "program.py").write_text(OPEN + "print(allocate(100 << 20) > 0)\n")
     done = run(
         driver, "-m", "allotment.preload", "--limit", "50MiB", tmp_path / "program.py", FAKE_CUDA_CONTEXT="104857600"
@@ -131,7 +131,7 @@ def test_a_limit_of_nothing_is_said_and_not_kept(driver, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value"), [("ALLOTMENT_PRELOAD_LIMIT", "lots"), ("ALLOTMENT_PRELOAD", "deep")])
-def test_a_variable_that_says_nothing_is_said_and_ignored(driver, tmp_path, name, value):
+def test_an_invalid_variable_is_reported_and_ignored(driver, tmp_path, name, value):
     from allotment import preload
 
     (tmp_path / "program.py").write_text(OPEN + "print(allocate(1 << 20) > 0)\n")

@@ -32,7 +32,7 @@ def test_a_block_comes_from_the_shared_allocator_under_the_name_of_its_library(d
     assert output_of(driver, tmp_path, program, *SERVE) == ["1 {'ctypes': 3145728} 20", "0 {} 0", "True"]
 
 
-def test_the_ledger_divides_the_allocators_memory_among_those_who_have_it(driver, tmp_path):
+def test_the_ledger_divides_the_allocators_memory_among_its_tenants(driver, tmp_path):
     program = """
     kept = allocate(3 * MIB)
     allocator = allotment.current("cuda:0")
@@ -276,7 +276,7 @@ def test_memory_of_a_graph_is_the_drivers(driver, tmp_path):
     assert output_of(driver, tmp_path, program, *SERVE) == ["True True 0", "0 0"]
 
 
-def test_a_free_beside_a_capture_leaves_the_capture_alone(driver, tmp_path):
+def test_a_free_beside_a_capture_does_not_disturb_the_capture(driver, tmp_path):
     program = """
     captured, graph, address = stream(), ctypes.c_void_p(), allocate(3 * MIB)
     assert cuda.cuStreamBeginCapture_v2(captured, 1) == 0
@@ -285,7 +285,7 @@ def test_a_free_beside_a_capture_leaves_the_capture_alone(driver, tmp_path):
     assert output_of(driver, tmp_path, program, *SERVE) == ["0 0"]
 
 
-def test_managed_memory_and_small_requests_are_never_served_where_that_is_asked_for(driver, tmp_path):
+def test_managed_memory_and_requests_below_min_size_are_never_served(driver, tmp_path):
     program = """
     kept = [allocate(2 * MIB, "cuMemAllocManaged", 1), allocate(MIB), allocate(3 * MIB)]
     print(served(), held()["ctypes"])
@@ -362,7 +362,7 @@ def test_threads_that_take_and_free_together_leave_the_allocator_in_order(driver
     assert output_of(driver, tmp_path, program, *SERVE) == ["{} 0"]
 
 
-def test_a_device_that_cannot_be_served_is_said_once_and_passes_through(driver, tmp_path):
+def test_a_device_that_cannot_be_served_is_reported_once_and_passes_through(driver, tmp_path):
     (tmp_path / "program.py").write_text(f"{OPEN}print(allocate(3 << 20) > 0, allocate(3 << 20) > 0)\n")
     done = run(driver, "-m", "allotment.preload", *SERVE, tmp_path / "program.py", ALLOTMENT_CONF="no_such_key:1")
     assert done.stdout == "True True\n"

@@ -103,7 +103,7 @@ print(preloaded().ways()["cuMemAlloc_v2"]["found_by"])
     assert said == ["0 0 {'ctypes': 2097152}", "{'cuGetProcAddress': 'ctypes'}"]
 
 
-def test_proc_address_gives_itself_in_the_form_that_is_asked_for(driver, tmp_path):
+def test_proc_address_returns_itself_in_the_requested_form(driver, tmp_path):
     program = (
         PROC_ADDRESS
         + """
@@ -137,7 +137,7 @@ print(function("cuNoSuchFunction"), function("cuMemAlloc", version=2000))
     assert output_of(driver, tmp_path, program) == ["True False", "(500, None) (500, None)"]
 
 
-def test_what_the_driver_calls_of_its_own_is_not_counted(driver, tmp_path):
+def test_the_drivers_internal_calls_are_not_counted(driver, tmp_path):
     # The driver of the tests asks its pool through the public name, which is ours.
     program = """
     address = allocate(MIB, "cuMemAllocAsync", None)
@@ -204,7 +204,7 @@ print([function(name)[1] == real(name) for name in ("cuMemAlloc_v2", "cuMemFreeA
     assert output_of(driver, tmp_path, program) == ["[True, True, True]"]
 
 
-def test_a_function_that_is_not_replaced_is_found_by_a_caller_that_alone_has_the_driver(driver, tmp_path):
+def test_a_function_that_is_not_replaced_is_found_by_the_only_library_with_the_driver(driver, tmp_path):
     (tmp_path / "caller.c").write_text(
         "#define _GNU_SOURCE\n#include <dlfcn.h>\nint cuInit(unsigned);\nint begin(void) { return cuInit(0); }\n"
         'int found(void) { return dlsym(RTLD_DEFAULT, "cuCtxGetDevice") != 0; }\n'

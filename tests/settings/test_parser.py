@@ -349,7 +349,7 @@ def test_environment_of_the_process_is_the_default(monkeypatch):
     assert from_environment().expandable_segments
 
 
-def test_first_pytorch_variable_that_exists_counts_alone():
+def test_only_the_first_existing_pytorch_variable_counts():
     cuda = {"PYTORCH_CUDA_ALLOC_CONF": ""}
     hip = {"PYTORCH_HIP_ALLOC_CONF": "expandable_segments:True"}
     common = {"PYTORCH_ALLOC_CONF": "max_split_size_mb,64"}

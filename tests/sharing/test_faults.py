@@ -262,7 +262,7 @@ def test_an_importer_keeps_its_block_when_the_owner_cannot_let_it_open_the_block
         wait_until(lambda: owner.run(active) == 0)
 
 
-def test_a_boot_that_could_not_be_told_without_a_descriptor_is_told_later():
+def test_a_boot_id_that_could_not_be_read_without_a_descriptor_is_read_later():
     allocator = Allocator("host", settings="shareable:True")
     handle = allocator.share(allocator.empty(100), hold=math.inf)
     with Peer() as peer:
@@ -339,7 +339,7 @@ class Stranger:
         self.facts = facts
 
 
-def test_an_owner_is_not_held_up_by_who_sends_nonsense_or_does_not_read():
+def test_an_owner_is_not_held_up_by_a_process_that_sends_nonsense_or_does_not_read():
     with Peer() as owner:
         handle = owner.run(owner_program("plain", "host"))
         for data in (b"", b"x", bytes(29), b"\xff" * 29, os.urandom(60_000)):

@@ -171,7 +171,7 @@ def test_a_stream_that_is_recorded_there_is_waited_for_too():
         wait_until(lambda: allocator.stats()["active_bytes.all.current"] < MIB)
 
 
-def test_who_opens_without_a_stream_waits_itself_and_no_longer_than_the_owner_lives(monkeypatch):
+def test_an_opener_without_a_stream_waits_itself_and_no_longer_than_the_owner_lives(monkeypatch):
     waits, wait = threading.Event(), ordering._wait_for_end
     monkeypatch.setattr(ordering, "_wait_for_end", lambda descriptor: (waits.set(), wait(descriptor)))
     with Peer() as owner:
@@ -194,7 +194,7 @@ def test_who_opens_without_a_stream_waits_itself_and_no_longer_than_the_owner_li
         assert len(opened) == 1
 
 
-def test_a_simulated_streams_work_is_waited_for_by_who_opens():
+def test_the_opener_waits_for_a_simulated_streams_work():
     with Peer() as owner:
         handle = owner.run(
             """
@@ -263,7 +263,7 @@ def behind_a_gate(allocator):
     return stream, gate, buffer, allocator.share(buffer)
 
 
-def test_in_the_owners_process_too_who_opens_without_a_stream_waits_itself(allocator, monkeypatch):
+def test_in_the_owners_process_too_an_opener_without_a_stream_waits_itself(allocator, monkeypatch):
     stream, gate, buffer, handle = behind_a_gate(allocator)
     wait = ordering._wait_for_end
     monkeypatch.setattr(ordering, "_wait_for_end", lambda descriptor: (gate.set(), wait(descriptor)))

@@ -62,7 +62,7 @@ def test_pages_of_another_process_are_opened(compat):
     del first
 
 
-def test_what_is_no_such_handle_is_refused_by_name():
+def test_anything_but_a_handle_is_refused_by_name():
     pages = struct.pack("<QQQ", 1, 2 * MIB, 1)
     cases = {
         b"": "truncated",
@@ -87,7 +87,7 @@ def test_what_is_no_such_handle_is_refused_by_name():
         assert raised.value.reason == reason, data
 
 
-def test_a_handle_of_a_process_that_is_gone_or_has_let_go():
+def test_a_handle_of_a_process_that_is_gone_or_has_freed_the_block():
     with Peer() as owner:
         offset, handle = owner.run(
             """

@@ -211,7 +211,7 @@ def test_descriptors_are_closed_with_the_segment(settings):
         )
 
 
-def test_an_importer_that_is_killed_gives_a_hundred_blocks_back(allocator):
+def test_a_hundred_blocks_of_a_killed_importer_return(allocator):
     with Peer() as peer:
         buffers = [allocator.empty(MIB) for _ in range(100)]
         handles = [allocator.share(buffer) for buffer in buffers]
@@ -317,7 +317,7 @@ def test_an_allocator_lives_as_long_as_a_block_of_it_is_open_elsewhere(settings,
     peer.run("buffer.close()")
 
 
-def test_an_allocator_that_is_closed_gives_a_shared_block_back_when_it_is_returned(settings, peer):
+def test_a_closed_allocator_releases_a_shared_block_when_it_returns(settings, peer):
     allocator = Allocator("host", settings=settings)
     buffer = allocator.empty(MIB)
     handle = allocator.share(buffer)
@@ -464,7 +464,7 @@ def test_opened_memory_is_a_buffer_like_others(allocator, peer):
     handle.close()
 
 
-def test_which_way_memory_goes_is_logged(settings, caplog):
+def test_the_way_of_sharing_is_logged(settings, caplog):
     caplog.set_level(logging.DEBUG, "allotment")
     allocator = Allocator("host", settings=settings)
     buffer = allocator.empty(MIB)

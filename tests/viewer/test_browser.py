@@ -78,7 +78,7 @@ def test_the_flame_graph_of_the_run_opens_from_the_page(page: Browser, served: P
     assert page.wait_for("document.querySelectorAll('[role=treeitem]').length") >= 1
 
 
-def test_it_opens_at_the_peak_and_asks_its_own_server_alone(page: Browser, served: PageServer) -> None:
+def test_it_opens_at_the_peak_and_calls_only_its_own_server(page: Browser, served: PageServer) -> None:
     assert "8.490 GiB" in text_of(page, ".title")
     assert page.run("return app.moment === app.views[0].overview.peak_reserved.moment")
     requests = page.requests()
@@ -349,7 +349,7 @@ def focused(page: Browser) -> str:
     )
 
 
-def test_the_page_can_be_walked_through_with_the_keyboard_alone(page: Browser) -> None:
+def test_the_page_can_be_used_with_only_the_keyboard(page: Browser) -> None:
     show_one_run(page)
     reached = []
     for _ in range(40):

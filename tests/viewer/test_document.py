@@ -44,7 +44,7 @@ def test_a_file_holds_both_runs_and_is_small(tmp_path: Path, capsys: pytest.Capt
     assert "Wrote" in capsys.readouterr().out
 
 
-def test_a_file_asks_nobody_for_anything(tmp_path: Path) -> None:
+def test_a_file_makes_no_requests(tmp_path: Path) -> None:
     page = written(tmp_path / "view.html", "sample")
     assert re.findall(r'(?:src|href|action)\s*=\s*"(?!data:)[^"]*"', page) == []
     assert "@import" not in page and "url(" not in page

@@ -77,7 +77,7 @@ def box_of(browser: Browser, label: str) -> dict[str, float]:
 
 @needs_browser
 @pytest.mark.threads
-def test_callers_stand_on_top_and_search_tells_how_much_matches(page: Browser) -> None:
+def test_callers_are_on_top_and_search_shows_how_much_matches(page: Browser) -> None:
     assert box_of(page, "train.py:95")["y"] < box_of(page, "model.py:30")["y"]
     page.key("/")
     page.type("model.py:30")
@@ -89,7 +89,7 @@ def test_callers_stand_on_top_and_search_tells_how_much_matches(page: Browser) -
 
 @needs_browser
 @pytest.mark.threads
-def test_a_click_zooms_and_escape_goes_back(page: Browser) -> None:
+def test_a_click_zooms_and_escape_returns(page: Browser) -> None:
     narrow = box_of(page, "train.py:70")
     page.click(narrow["x"] + narrow["width"] / 2, narrow["y"] + 5)
     whole = box_of(page, "all:")["width"]

@@ -68,7 +68,7 @@ def test_a_name_that_was_pointed_at_this_machine_is_refused(server: PageServer) 
 
 
 @pytest.mark.threads
-def test_it_listens_on_loopback_alone(server: PageServer) -> None:
+def test_it_listens_only_on_loopback(server: PageServer) -> None:
     assert server._server.server_address[0] == "127.0.0.1"
     with socket.socket() as other:
         other.bind(("127.0.0.2", server.port))  # would be in use if it listened everywhere
@@ -85,7 +85,7 @@ def test_two_servers_have_two_tokens(runs: Runs, server: PageServer) -> None:
 
 
 @pytest.mark.threads
-def test_the_page_may_run_its_own_scripts_and_ask_its_own_server_alone(server: PageServer) -> None:
+def test_the_page_may_only_run_its_own_scripts_and_call_its_own_server(server: PageServer) -> None:
     status, headers, body = ask(server, f"/{server.token}/")
     policy = headers["Content-Security-Policy"]
     assert status == 200 and b"<!doctype html>" in body
@@ -94,7 +94,7 @@ def test_the_page_may_run_its_own_scripts_and_ask_its_own_server_alone(server: P
 
 
 @pytest.mark.threads
-def test_columns_add_up_and_are_as_many_as_asked_for(server: PageServer, runs: Runs) -> None:
+def test_columns_add_up_and_are_as_many_as_requested(server: PageServer, runs: Runs) -> None:
     run = runs.shown[0]
     last, entry = run.timeline.last, run.timeline.entries[-1]
     _, _, body = ask(
@@ -125,7 +125,7 @@ def test_a_map_of_few_cells_has_few_pieces_and_all_bytes(server: PageServer, run
 
 
 @pytest.mark.threads
-def test_a_block_tells_its_life_and_what_it_pins(server: PageServer, runs: Runs) -> None:
+def test_a_block_shows_its_life_and_what_it_pins(server: PageServer, runs: Runs) -> None:
     timeline = runs.shown[0].timeline
     moment = timeline.peak_reserved[0]
     life = int(timeline.alive(moment)[0])
@@ -135,7 +135,7 @@ def test_a_block_tells_its_life_and_what_it_pins(server: PageServer, runs: Runs)
 
 
 @pytest.mark.threads
-def test_other_settings_are_tried_when_asked_for_and_shown_once(server: PageServer, runs: Runs) -> None:
+def test_other_settings_are_tried_on_request_and_shown_once(server: PageServer, runs: Runs) -> None:
     path, body = f"/{server.token}/api/try", json.dumps({"settings": "max_split_size_mb:64", "source": 0})
     shown = json.loads(ask(server, path, method="POST", body=body)[2])
     again = json.loads(ask(server, path, method="POST", body=body)[2])
@@ -177,7 +177,7 @@ WRONG = (
 
 
 @pytest.mark.threads
-def test_a_flame_graph_is_a_page_that_asks_nobody(server: PageServer) -> None:
+def test_a_flame_graph_is_a_page_without_requests(server: PageServer) -> None:
     status, headers, body = ask(server, f"/{server.token}/flame?run=0")
     assert status == 200 and headers["Content-Type"].startswith("text/html")
     assert b"connect-src 'none'" in body and b'id="data"' in body
@@ -284,7 +284,7 @@ def test_connections_that_have_shown_the_token_are_not_closed_for_others(server:
 
 
 @pytest.mark.threads
-def test_a_client_that_sends_nothing_more_is_given_up(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_nothing_more_is_disconnected(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Handler, "timeout", 0.05)
     assert sent(server, "GET /") == b""
     assert sent(server, f"POST /{server.token}/api/try HTTP/1.1\r\nContent-Length: 100\r\n") == b""

@@ -27,7 +27,7 @@ def deep(run):
 
 
 @pytest.mark.parametrize("settings", ["", "max_split_size_mb:64,garbage_collection_threshold:0.6"])
-def test_drawn_programs_are_told_what_pytorchs_own_allocator_tells(run, settings):
+def test_random_programs_get_the_results_of_pytorchs_own_allocator(run, settings):
     assert run(PROGRAMS, "--programs", "2", "--steps", "150", "--settings", settings).count("equal") == 2
 
 
@@ -91,7 +91,7 @@ print([frame["name"] for frame in [e for e in ours if e["action"] == "alloc"][-1
     assert told.split() == ["True", "True", "True"]
 
 
-def test_contexts_that_nobody_can_ask_about_any_more_are_let_go(deep):
+def test_contexts_without_references_are_dropped(deep):
     told = deep("""
 from allotment.torch._deep import deep
 torch.cuda.memory._record_memory_history(stacks="python", max_entries=10)
@@ -200,7 +200,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("modes", [("deep", "native"), ("native", "deep")])
-def test_a_tensor_goes_to_a_process_with_the_other_allocator(run, tmp_path, modes):
+def test_a_tensor_is_sent_to_a_process_with_the_other_allocator(run, tmp_path, modes):
     (tmp_path / "sending.py").write_text(SENDING)
     assert run(tmp_path / "sending.py", *modes).strip() == "[1, 2, 3, 4, 5]"
 

@@ -34,7 +34,7 @@ def told(run, tmp_path_factory):
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_whoever_listens_is_told_the_same_about(told, topic):
+def test_listeners_get_the_same_reports_about(told, topic):
     assert told["deep"][topic] == told["native"][topic]
 
 

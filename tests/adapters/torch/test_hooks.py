@@ -135,7 +135,7 @@ def test_an_absurd_size_is_out_of_memory_too(torch_side):
     assert (outcome, text) == (OUT_OF_MEMORY, "CUDA out of memory. Tried to allocate more than 1EB memory.")
 
 
-def test_a_device_that_cannot_be_had_is_an_error(torch_side):
+def test_a_device_that_cannot_be_opened_is_an_error(torch_side):
     outcome, text, _ = torch_side.allocate(1000, on=64)
     assert outcome == FAILED
     assert text.startswith("allotment cannot serve CUDA device 64")

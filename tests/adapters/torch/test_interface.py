@@ -38,7 +38,7 @@ print(interface.message(0) == f"invalid device pointer: {far:#x}", len(made))
 """) == ["0 1 1 0", "True 1"]
 
 
-def test_a_failure_that_is_not_of_the_address_is_told_apart():
+def test_a_failure_other_than_an_unknown_address_is_distinguished():
     assert told("""
 tables[0].free(0x1234)
 print(tables[0].allocate(2 << 30), interface.was_unknown_address())

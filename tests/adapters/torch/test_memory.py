@@ -193,7 +193,7 @@ def test_caching_that_pytorchs_variable_forbids_stays_off(stand, monkeypatch):
     assert not stand.replacements.is_caching()
 
 
-def test_before_pytorch_is_initialized_caching_is_left_alone(stand):
+def test_before_pytorch_is_initialized_caching_is_not_changed(stand):
     stand.world.initialized = False
     stand.memory.caching_allocator_enable(False)
     assert stand.replacements.is_caching()
@@ -227,7 +227,7 @@ def test_settings_are_kept_for_devices_that_are_used_later(stand):
     assert stand.memory._snapshot()["allocator_settings"]["expandable_segments"]
 
 
-def test_a_device_that_is_used_later_is_told_what_the_others_were(stand):
+def test_a_device_that_is_used_later_gets_the_state_of_the_others(stand):
     stand.memory.caching_allocator_enable(False)
     stand.memory.record_history(context=None)
     later = stand.allocators[1]
@@ -362,7 +362,7 @@ def test_a_snapshot_joins_the_devices_in_use(stand):
     assert stand.memory.memory_snapshot() == snapshot["segments"]
 
 
-def test_a_snapshot_of_a_pool_has_its_segments_alone(stand):
+def test_a_snapshot_of_a_pool_has_only_its_segments(stand):
     allocator = stand.allocators[0]
     allocator.malloc(MIB)
     with allocator.pool() as pool:
@@ -438,7 +438,7 @@ def test_a_pool_is_made_on_the_current_device_with_pytorchs_next_id(stand):
     assert stand.allocators[1].pools.use_count(second.id) == 1
 
 
-def test_a_pool_that_is_let_go_gives_its_memory_back(stand):
+def test_a_pool_that_is_dropped_releases_its_memory(stand):
     pool = stand.memory.MemPool()
     allocator = stand.allocators[0]
     allocator.pools.begin_allocate_to_pool(pool.id)

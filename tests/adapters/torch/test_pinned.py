@@ -27,11 +27,11 @@ def pinned(run):
 
 
 @pytest.mark.parametrize("kind", ["torch", "tight"])
-def test_drawn_programs_are_told_what_pytorchs_own_pinned_memory_tells(run, kind):
+def test_random_programs_get_the_results_of_pytorchs_own_pinned_memory(run, kind):
     assert run(PROGRAMS, "--programs", "2", "--steps", "150", "--kind", kind).count("equal") == 2
 
 
-def test_one_large_request_pins_what_is_asked_for(pinned):
+def test_one_large_request_pins_the_requested_bytes(pinned):
     told = pinned("""
 size = 41 * (1 << 20) + 12_345
 tensor = pin(size)
@@ -104,7 +104,7 @@ print(bool((torch.cat([part.cpu() for part in found]) == values).all()), stats()
 
 
 @pytest.mark.parametrize("kind", ["torch", "tight"])
-def test_a_block_that_a_graph_copies_from_is_never_handed_out_again(pinned, kind):
+def test_a_block_that_a_graph_copies_from_is_never_reused(pinned, kind):
     told = pinned("""
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph, capture_error_mode="thread_local"):

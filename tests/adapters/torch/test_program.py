@@ -143,7 +143,7 @@ def test_nothing_of_ours_is_inherited_by_a_script(folder):
     "last_line, status, complaint",
     [("raise SystemExit(3)", 3, ""), ("exit('bye')", 1, "bye"), ("1/0", 1, 'program.py", line 1, in <module>')],
 )
-def test_a_program_ends_as_it_does_alone(folder, last_line, status, complaint):
+def test_a_program_ends_as_it_does_without_us(folder, last_line, status, complaint):
     (folder / "program.py").write_text(last_line)
     ended = run("program.py", at=folder)
     assert ended.returncode == status

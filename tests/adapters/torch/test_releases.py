@@ -27,7 +27,7 @@ def install(release, run, tmp_path):
     return install
 
 
-def test_an_unknown_release_is_compiled_for_checked_and_taken_and_told_once(install):
+def test_an_unknown_release_is_compiled_for_checked_and_used_with_one_message(install):
     told = install()
     assert told.splitlines()[0].startswith("2.99.0+made.up deep")
     assert "the check passed: deep mode is used with PyTorch 2.99.0+made.up" in told
@@ -41,7 +41,7 @@ def test_an_unknown_release_whose_interface_has_grown_is_served_by_hooks_with_th
     assert "hooks mode for PyTorch, not deep: the library for deep mode does not compile" in told and "abstract" in told
 
 
-def test_an_unknown_release_that_tells_something_else_is_served_by_hooks_unless_the_user_insists(release, install):
+def test_an_unknown_release_that_reports_differently_is_served_by_hooks_unless_the_user_insists(release, install):
     told_too = "result = [('grown', __import__('allotment.torch').torch.is_installed())]"
     release.change("cuda/memory.py", "result = []", told_too)
     told = install()

@@ -52,7 +52,7 @@ def facts(building, tmp_path):
     return building.TorchFacts("2.99.0", "13.0", tmp_path)
 
 
-def test_a_check_that_passes_is_told_once_and_kept(check, facts, built, monkeypatch):
+def test_a_check_that_passes_is_reported_once_and_stored(check, facts, built, monkeypatch):
     said, passing = [], check()
     passing.expect_equal(facts, built, said.append)
     assert "not been proven with PyTorch 2.99.0" in said[0] and "deep mode is used" in said[1]

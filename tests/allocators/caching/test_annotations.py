@@ -12,7 +12,7 @@ MIB = 1 << 20
 CHUNKS = ("chunk_create", "chunk_release")
 
 
-def test_what_the_device_is_asked_for_is_a_range_and_changes_the_counters(tmp_path):
+def test_device_calls_are_ranges_and_change_the_counters(tmp_path):
     lines = heard(
         """
         from allotment import *
@@ -92,7 +92,7 @@ def test_allocators_on_one_device_are_counted_together(tmp_path):
     assert samples_of(lines, "host reserved") == [50 * MIB, 110 * MIB, 60 * MIB, 0]
 
 
-def test_a_capture_is_told_by_the_current_stream_as_without(tmp_path):
+def test_a_capture_is_detected_by_the_current_stream_as_without(tmp_path):
     heard(
         """
         from allotment import *
@@ -118,7 +118,7 @@ def test_a_capture_is_told_by_the_current_stream_as_without(tmp_path):
     )
 
 
-def test_an_allocator_that_a_collection_finds_gives_its_memory_back_and_tells(tmp_path, capfd):
+def test_an_allocator_that_a_collection_deletes_releases_its_memory_and_reports_it(tmp_path, capfd):
     lines = heard(
         """
         import gc
@@ -196,7 +196,7 @@ def test_where_nobody_listens_nothing_happens():
             alloc.settings = "nvtx:False"
 
 
-def test_without_the_package_it_is_said_what_to_install(monkeypatch):
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with pytest.raises(UnsupportedError, match=r"pip install 'allotment\[nvtx\]'"):
         allotment.Allocator("host", settings="nvtx:True")

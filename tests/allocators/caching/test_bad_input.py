@@ -86,13 +86,13 @@ def test_an_absurd_size(life, size):
 
 
 @pytest.mark.parametrize("size", [1.0, 1e9, None, b"512", [512], object(), numpy.float64(8)])
-def test_a_size_that_is_no_whole_number(life, size):
+def test_a_size_that_is_not_a_whole_number(life, size):
     refused(life, TypeError, life.alloc.malloc, size)
     refused(life, TypeError, life.alloc.empty, size)
 
 
 @pytest.mark.parametrize("size", ["", "512", "much", "-1MiB", "1.5B", "20000PiB"])
-def test_a_text_that_is_no_size(life, size):
+def test_a_text_that_is_not_a_size(life, size):
     refused(life, SizeError, life.alloc.malloc, size)
     refused(life, SizeError, life.alloc.empty, size)
 
@@ -105,7 +105,7 @@ def test_whatever_counts_as_a_whole_number_is_a_size(life, size):
     check(life.alloc)
 
 
-def test_size_nought_is_address_nought_and_both_are_harmless(life):
+def test_size_zero_is_address_zero_and_both_are_harmless(life):
     with unchanged(life.alloc):
         assert life.alloc.malloc(0) == 0
         assert life.alloc.malloc(0, 7) == 0
@@ -151,18 +151,18 @@ def test_an_address_that_no_block_in_use_begins_at(life, takes_an_address, which
 
 
 @pytest.mark.parametrize("address", [-1, -(1 << 40), -(1 << 80), 1 << 64, 1 << 200])
-def test_a_number_that_is_no_address(life, takes_an_address, address):
+def test_a_number_that_is_not_an_address(life, takes_an_address, address):
     error = refused(life, AddressError, takes_an_address, life, address, names=address)
     assert error.address == address
     refused(life, AddressError, takes_an_address, life, numpy.int64(-3), names=-3)
 
 
 @pytest.mark.parametrize("address", [1.0, None, "0x1000", b"\0", object()])
-def test_an_address_that_is_no_number(life, takes_an_address, address):
+def test_an_address_that_is_not_a_number(life, takes_an_address, address):
     refused(life, TypeError, takes_an_address, life, address)
 
 
-def test_address_nought_has_no_base_and_cannot_be_shared(life):
+def test_address_zero_has_no_base_and_cannot_be_shared(life):
     for call in (life.alloc.inspection.base_allocation, life.alloc.share):
         refused(life, AddressError, call, 0)
 
@@ -202,13 +202,13 @@ def test_a_buffer_of_another_allocator(life):
 
 
 @pytest.mark.parametrize("stream", [-1, -(1 << 70), (1 << 64) - 1, 1 << 64, 1 << 200, numpy.int64(-1)])
-def test_a_number_that_is_no_stream(life, stream):
+def test_a_number_that_is_not_a_stream(life, stream):
     refused(life, StreamError, life.alloc.malloc, 512, stream, names=stream)
     refused(life, StreamError, life.alloc.record_stream, life.block, stream, names=stream)
 
 
 @pytest.mark.parametrize("stream", [1.5, "main", object(), [0]])
-def test_a_stream_that_is_none(life, stream):
+def test_an_invalid_stream(life, stream):
     refused(life, TypeError, life.alloc.malloc, 512, stream, names=type(stream).__name__)
     refused(life, TypeError, life.alloc.record_stream, life.block, stream, names=type(stream).__name__)
 
@@ -287,7 +287,7 @@ def test_settings_that_are_no_text(life, text):
 
 
 @pytest.mark.parametrize("limit", [-1, 1 << 64, "12 parsecs", "-5MiB", "", 1.5, float("nan"), b"1MiB", True])
-def test_a_limit_that_is_no_size(life, limit):
+def test_a_limit_that_is_not_a_size(life, limit):
     def set_it():
         life.alloc.limit = limit
 
@@ -303,7 +303,7 @@ def test_a_fraction_outside_0_to_1(life, fraction):
 
 
 @pytest.mark.parametrize("fraction", [None, "0.5", []])
-def test_a_fraction_that_is_no_number(life, fraction):
+def test_a_fraction_that_is_not_a_number(life, fraction):
     def set_it():
         life.alloc.limits.memory_fraction = fraction
 
@@ -338,14 +338,14 @@ def test_a_pool_that_does_not_exist(life, call, pool):
 
 @pytest.mark.parametrize("call", POOL_CALLS | MAKING_CALLS)
 @pytest.mark.parametrize("pool", [*NO_IDS, *NO_PAIRS], ids=repr)
-def test_a_pool_id_that_is_none(life, call, pool):
+def test_an_invalid_pool_id(life, call, pool):
     if (call, pool) == ("reserved bytes", (0, 0)):
         return  # the default pools have memory too
     refused(life, PoolError, (POOL_CALLS | MAKING_CALLS)[call], life.alloc, pool)
 
 
 @pytest.mark.parametrize("pool", NO_PAIRS, ids=repr)
-def test_a_pool_id_that_is_none_for_what_takes_the_default_pools_too(life, pool):
+def test_an_invalid_pool_id_where_the_default_pool_is_valid(life, pool):
     for call in (life.alloc.empty_cache, life.alloc.history.segments, life.alloc.snapshot):
         refused(life, PoolError, call, pool)
 
@@ -358,7 +358,7 @@ def test_an_id_that_differs_from_a_pools_in_one_half(life):
     life.alloc.pools.release((12345, 0))
 
 
-def test_a_pool_that_has_been_given_up(life):
+def test_a_pool_that_has_been_closed(life):
     pool = life.given_up
     for call in (
         lambda: life.alloc.pools.release(pool.id),
@@ -379,7 +379,7 @@ def test_a_route_that_is_begun_twice_or_never(life):
 
 @pytest.mark.parametrize("condition", ["stream", "thread", "capture"])
 @pytest.mark.parametrize("value", [-1, 1 << 64, 1.5, "x"])
-def test_a_route_with_a_condition_that_is_none(life, condition, value):
+def test_a_route_with_an_invalid_condition(life, condition, value):
     error = RequestError if isinstance(value, int) else TypeError
     refused(life, error, lambda: life.alloc.pools.begin_allocate_to_pool(life.pool.id, **{condition: value}))
     assert life.pool.use_count == 1
@@ -397,13 +397,13 @@ def test_a_device_name_that_names_none(name):
 
 
 @pytest.mark.parametrize("device", [None, 7, b"host"])
-def test_a_device_that_is_none(device):
+def test_an_invalid_device(device):
     with pytest.raises((TypeError, RequestError)):
         Allocator(device)
 
 
 @pytest.mark.parametrize("settings", [5, b"backend:native", {"backend": "native"}])
-def test_settings_that_are_none(settings):
+def test_invalid_settings(settings):
     for make in (Allocator, AsyncAllocator):
         with pytest.raises(TypeError, match="settings must be a text or a Settings, not"):
             make("sim:1GiB", settings=settings)
@@ -427,7 +427,7 @@ def test_a_copy_of_no_number_of_bytes(life, size):
     refused(life, SizeError, life.alloc.copy, life.block, life.neighbour, size, names=size)
 
 
-def test_what_cannot_be_called_back(life):
+def test_what_is_not_callable(life):
     limits, history = life.alloc.limits, life.alloc.history
     attaches = (limits.attach_out_of_memory_observer, history.attach_trace_tracker, limits.add_free_memory_callback)
     for attach in attaches:

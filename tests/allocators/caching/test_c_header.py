@@ -74,7 +74,7 @@ def test_another_version_is_seen(library):
 
 @needs_compiler
 @pytest.mark.parametrize("language", ["c", "c++"])
-def test_the_header_stands_alone_in_both_languages(tmp_path, language):
+def test_the_header_compiles_by_itself_in_both_languages(tmp_path, language):
     source = tmp_path / f"alone.{'c' if language == 'c' else 'cpp'}"
     source.write_text(
         "#include <allotment.h>\nint has(void* t) { return allotment_has((allotment_entry_points*) t); }\n"

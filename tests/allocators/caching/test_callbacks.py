@@ -313,7 +313,7 @@ def test_an_observer_may_use_the_allocator():
     check(alloc)
 
 
-def test_no_observer_is_told_of_an_absurd_size():
+def test_no_observer_is_called_for_an_absurd_size():
     alloc = on_device()
     seen = []
     alloc.limits.attach_out_of_memory_observer(seen.append)
@@ -404,7 +404,7 @@ def test_a_tracker_can_be_detached(entries):
     check(alloc)
 
 
-def test_a_tracker_that_is_detached_is_let_go():
+def test_a_tracker_that_is_detached_is_released():
     alloc = on_device()
     tracker = Reserve(alloc)
     gone = weakref.ref(tracker)

@@ -54,7 +54,7 @@ def part_of_a_segment_waits_for_another_stream():
     return alloc, waiting
 
 
-def test_what_the_release_has_waited_for_is_found_by_who_has_a_say():
+def test_what_the_release_has_waited_for_is_found_before_the_handlers():
     """PyTorch only asks the device after a release, and fails although a block fits (pytorch#189504)."""
     alloc, _ = part_of_a_segment_waits_for_another_stream()
     with pytest.raises(OutOfMemoryError):
@@ -75,7 +75,7 @@ def test_a_chain_that_frees_nothing_ends():
     assert asked == ["first"] * 3 + ["second"]
 
 
-def test_a_step_that_raises_is_told_of_and_the_next_has_its_turn():
+def test_a_handler_that_raises_is_reported_and_the_next_is_called():
     alloc, cached = full()
 
     def broken(facts):
@@ -88,7 +88,7 @@ def test_a_step_that_raises_is_told_of_and_the_next_has_its_turn():
     assert told == [(broken, "KeyError: 'no such cache'")]
 
 
-def test_what_a_step_asks_for_goes_without_steps():
+def test_requests_of_a_handler_do_not_invoke_handlers():
     alloc, cached = full()
     inner = []
 
@@ -213,7 +213,7 @@ def test_threads_on_a_full_device_all_get_their_memory():
     alloc.inspection.check_invariants()
 
 
-def test_c_code_has_a_say_too_and_its_requests_are_tried_again():
+def test_c_code_adds_handlers_too_and_its_requests_are_retried():
     alloc, cached = full()
     table = table_of(alloc)
     told = []

@@ -25,7 +25,7 @@ def test_the_table_says_what_it_is(table):
     assert (table.size, table.version) == (ctypes.sizeof(Table), 1)
 
 
-def test_memory_comes_from_the_allocator_and_goes_back(allocator, table):
+def test_memory_comes_from_the_allocator_and_returns(allocator, table):
     address = table.allocate(1000)
     assert allocator.stats()["requested_bytes.all.current"] == 1000
     assert table.free(address) == 1
@@ -49,7 +49,7 @@ def test_an_absurd_size_is_refused_unseen(allocator, table):
     assert allocator.stats() == before
 
 
-def test_observers_are_told_and_do_not_touch_the_failure(allocator, table):
+def test_observers_are_called_and_do_not_change_the_failure(allocator, table):
     told = []
 
     def observer(facts):

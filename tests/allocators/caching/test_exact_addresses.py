@@ -7,7 +7,7 @@ from allotment.errors import AddressError, OutOfMemoryError, RequestError
 from helpers.engine import MIB, check, empties, on_device, reserved
 
 
-def test_memory_that_is_free_can_be_had_at_its_address():
+def test_free_memory_can_be_allocated_at_its_address():
     alloc = on_device()
     alloc.record_history()
     first = alloc.malloc(MIB)
@@ -63,7 +63,7 @@ def test_a_request_larger_than_the_reserve_of_its_stream_fails_and_says_so():
     check(alloc)
 
 
-def test_a_rejected_request_releases_nothing_and_tells_no_one():
+def test_a_rejected_request_releases_nothing_and_calls_no_observer():
     alloc = on_device(settings="throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5")
     alloc.limits.memory_fraction = 1.0
     told = []
@@ -87,7 +87,7 @@ def captured(alloc):
     return Stream.external(alloc.device, stream)
 
 
-def test_the_current_stream_tells_whether_a_free_is_inside_a_capture():
+def test_the_current_stream_decides_whether_a_free_is_inside_a_capture():
     alloc = on_device()
     inside, outside = alloc.malloc(MIB), alloc.malloc(MIB)
     for address in (inside, outside):
@@ -131,7 +131,7 @@ def test_streams_are_entered_and_left_by_each_thread():
         first.__exit__(None, None, None)
 
 
-def test_memory_of_another_placement_cannot_be_had_at_its_address():
+def test_memory_of_another_placement_cannot_be_allocated_at_its_address():
     alloc = on_device(settings="placement:dense")
     address = alloc.malloc(MIB)
     alloc.free(address)

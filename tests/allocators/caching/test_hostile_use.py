@@ -70,7 +70,7 @@ def test_a_closed_pool_cannot_be_entered_or_captured_into():
 # --- a fraction of memory of unknown size ---
 
 
-def test_a_share_of_a_device_that_does_not_tell_its_memory_is_refused():
+def test_a_fraction_of_a_device_that_does_not_report_its_memory_is_refused():
     assert said_by("""
     allocator = Allocator(Device())
     print(tried(setattr, allocator.limits, "memory_fraction", 0.5))
@@ -167,7 +167,7 @@ def test_a_change_that_is_refused_from_inside_has_changed_nothing():
     """) == ["{'RequestError'}", "8", "[2,", "2]", "None", "True", "RequestError", "True"]
 
 
-def test_a_graph_that_goes_inside_the_allocator_gives_its_pool_up_afterwards():
+def test_a_graph_that_is_deleted_inside_the_allocator_closes_its_pool_afterwards():
     assert said_by("""
     allocator = Allocator("host")
     stream = Stream(allocator)
@@ -282,7 +282,7 @@ def test_finalizers_do_not_run_while_the_allocator_is_locked():
 
 
 @pytest.mark.parametrize("told", ["()", "(0,)", "[0]", "(0, 5, 6)", "''", "None", "7", "{}", "(0, 'x')", "(0, -1)"])
-def test_a_foreign_stream_that_does_not_tell_its_handle_is_refused(told):
+def test_a_foreign_stream_that_does_not_report_its_handle_is_refused(told):
     [said] = said_by(f"""
     class Foreign:
         def __cuda_stream__(self):
@@ -297,14 +297,14 @@ def test_a_foreign_stream_that_does_not_tell_its_handle_is_refused(told):
 @pytest.mark.parametrize(
     "version", ["()", "(1,)", "[]", "'x'", "''", "7", "(None, None)", "(1.5, 0)", "(1, 0, 0)", "{}"]
 )
-def test_a_version_of_dlpack_that_is_none_is_refused(version):
+def test_an_invalid_version_of_dlpack_is_refused(version):
     assert said_by(f"""
     buffer = Allocator("host").empty(10)
     print(tried(lambda: buffer.__dlpack__(max_version={version})))
     """) == ["TypeError"]
 
 
-def test_a_size_is_looked_at_once():
+def test_a_size_object_is_read_once():
     assert said_by("""
     class Size:
         looks = 0
@@ -407,7 +407,7 @@ def test_states_that_change_while_they_are_read_are_refused():
 # --- devices and graphs ---
 
 
-def test_a_device_that_is_a_name_alone_has_no_memory():
+def test_a_device_that_is_only_a_name_has_no_memory():
     assert said_by("""
     device = PluggableAllocator(print, print).device
     print(tried(Allocator, device), tried(AsyncAllocator, device), tried(Stream, device))
@@ -434,7 +434,7 @@ def test_a_graph_is_not_replayed_on_a_stream_of_another_device():
 
 
 @pytest.mark.parametrize("base", ["1 << 63", "(1 << 63) - 4096", "(1 << 64) - 4096", "(1 << 64) - 1"])
-def test_memory_at_addresses_that_cannot_be_freed_is_not_handed_out(base):
+def test_memory_at_addresses_that_cannot_be_freed_is_not_allocated(base):
     assert said_by(f"""
     class High(Device):
         def allocate(self, size, stream):
@@ -446,7 +446,7 @@ def test_memory_at_addresses_that_cannot_be_freed_is_not_handed_out(base):
     """) == ["DeviceError"]
 
 
-def test_the_books_of_the_devices_own_pool_are_right_whoever_is_at_work():
+def test_the_records_of_the_devices_own_pool_are_right_whichever_thread_works():
     assert said_by("""
     allocator = make_allocator("sim:1GiB", settings="backend:cudaMallocAsync")
     done = threading.Event()

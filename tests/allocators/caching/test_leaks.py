@@ -10,7 +10,7 @@ def keeper(alloc, size):
     return alloc.malloc(size)
 
 
-def test_what_is_alive_is_told_by_line_and_by_the_side_of_the_mark():
+def test_live_blocks_are_listed_by_line_and_by_the_side_of_the_mark():
     alloc = on_device()
     alloc.record_history("state")
     early = [keeper(alloc, 1000), keeper(alloc, 2000)]

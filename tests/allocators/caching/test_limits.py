@@ -155,7 +155,7 @@ def test_what_becomes_free_while_a_soft_limit_is_kept_serves_the_request():
     alloc.inspection.check_invariants()
 
 
-def test_pages_that_a_request_would_grow_around_are_reckoned_again_when_they_went_back():
+def test_growth_around_pages_is_recomputed_after_their_release():
     alloc = on_device(GIB, "expandable_segments:True")
     alloc.set_limit(None, soft=80 * MIB)
     kept, beside, elsewhere = alloc.malloc(20 * MIB, 0), alloc.malloc(20 * MIB, 0), alloc.malloc(20 * MIB, 7)
@@ -229,7 +229,7 @@ def test_what_is_neither_tag_nor_pool_nor_tenant_is_refused_by_its_type():
         buffer.close()
 
 
-def test_a_limit_that_is_not_given_is_asked_for_and_makes_no_tag():
+def test_a_missing_limit_is_an_error_and_creates_no_tag():
     alloc = on_device(GIB)
     with pytest.raises(RequestError, match="give hard=, soft= or reserved="):
         alloc.set_limit("32MiB")

@@ -191,7 +191,7 @@ def test_the_last_buffer_made_of_a_block_owns_it():
 
 
 @pytest.mark.parametrize("size", [0, 1, 512])
-def test_a_buffer_is_made_of_a_live_block_alone(size):
+def test_a_buffer_is_made_only_of_a_live_block(size):
     alloc = on_device()
     address = alloc.malloc(512)
     alloc.free(address)

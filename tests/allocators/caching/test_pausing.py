@@ -146,7 +146,7 @@ def test_a_resume_empties_the_cache_first():
     alloc.inspection.check_invariants()
 
 
-def test_a_resume_asks_those_who_have_a_say():
+def test_a_resume_calls_the_out_of_memory_handlers():
     alloc = on_device(100 * MIB)
     tagged(alloc, "w", 60 * MIB)
     alloc.pause("w", keep="nothing")
@@ -402,7 +402,7 @@ def test_the_inner_of_two_tags_counts_and_a_pool_comes_first():
     alloc.inspection.check_invariants()
 
 
-def test_what_is_cached_in_a_tag_goes_back_with_the_cache():
+def test_memory_cached_in_a_tag_is_released_with_the_cache():
     alloc = on_device(100 * MIB)
     (address,) = tagged(alloc, "w", 60 * MIB)
     alloc.free(address)
@@ -655,7 +655,7 @@ def test_closing_waits_for_a_resume_in_the_background():
 
 
 @pytest.mark.threads
-def test_a_pause_of_a_sleeping_tag_leaves_one_alone_that_another_thread_wakes():
+def test_a_pause_of_a_sleeping_tag_does_not_disturb_a_wake_by_another_thread():
     told = output_of(
         """
         import threading, time

@@ -347,7 +347,7 @@ def test_kept_pages_go_with_their_tag_and_with_the_allocator(alloc):
     assert alloc.sleep.contents_of(address, 4) is None
 
 
-def test_kept_pages_of_pools_that_are_gone_go_back(alloc):
+def test_kept_pages_of_pools_that_are_gone_return(alloc):
     stream = allotment.Stream(alloc)
     arrays = filled(alloc)
     for clear in (alloc.empty_cache, lambda: alloc.trim_to(0), alloc.paused, lambda: alloc.pause("w", keep_host=True)):

@@ -120,7 +120,7 @@ def test_a_plan_is_what_malloc_then_does(
         allocator.inspection.check_invariants()
 
 
-def test_sizes_alone_are_for_the_default_stream_and_nothing_is_nothing() -> None:
+def test_sizes_without_streams_are_for_the_default_stream_and_an_empty_plan_fits() -> None:
     allocator = Allocator("sim:64MiB", settings="compat:newest")
     assert allocator.plan([]) == Plan(True, 0, None)
     assert allocator.plan([0, 0]) == Plan(True, 0, None)

@@ -86,7 +86,7 @@ def test_a_block_freed_meanwhile_is_not_looked_for_again():
 
 
 @pytest.mark.parametrize("granted", [True, False])
-def test_a_pool_given_up_meanwhile_still_serves_the_request_that_asks_for_it(granted):
+def test_a_pool_closed_meanwhile_still_serves_the_request_in_progress(granted):
     alloc = on_device(settings=LET_GO)
     pool = (0, 1_000_001)
     alloc.pools.begin_allocate_to_pool(pool)

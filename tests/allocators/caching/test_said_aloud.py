@@ -56,7 +56,7 @@ def test_a_pool_that_was_has_nothing_left(allocator):
     allocator.empty_cache(pool.id)
 
 
-def test_expandable_segments_are_warned_of_where_there_are_none():
+def test_expandable_segments_warn_on_a_device_without_them():
     with pytest.warns(UserWarning, match="expandable_segments:True has no effect on Plain") as told:
         allocator = allotment.Allocator(Plain(), settings="expandable_segments:True")
     assert only_warning(told).filename == __file__

@@ -465,7 +465,7 @@ def test_a_program_in_order_is_not_reported(program, settings):
 
 
 @pytest.mark.parametrize("keep", ["host", "nothing"])
-def test_memory_that_sleeps_is_left_alone(keep):
+def test_sleeping_memory_is_not_touched(keep):
     world = World()
     with allotment.tag("weights"):
         early, asleep, late, kept = (world.alloc.malloc(size, world.a) for size in (5 * MIB, 700, 3 * MIB, 40))
@@ -486,7 +486,7 @@ def test_memory_that_sleeps_is_left_alone(keep):
         world.alloc.inspection.check_invariants()
 
 
-def test_nothing_is_left_alone_that_went_while_it_slept():
+def test_memory_freed_while_it_slept_is_watched_again():
     world = World()
     with allotment.tag("weights"):
         block = world.alloc.malloc(5 * MIB, world.a)
@@ -527,7 +527,7 @@ def test_the_demo_is_in_order_and_learns_the_same(settings):
     assert seen.reports == []
 
 
-def test_accesses_that_are_told_without_the_programs_help_are_looked_at():
+def test_accesses_that_are_reported_without_the_programs_help_are_checked():
     with watching() as seen, allotment.Allocator("host") as alloc:
         a, b = allotment.Stream(alloc), allotment.Stream(alloc)
         address = alloc.malloc(1000, a)
@@ -548,7 +548,7 @@ def test_a_second_free_is_an_error_while_the_block_is_in_quarantine():
     world.alloc.close()
 
 
-def test_freed_memory_is_not_handed_out_at_once_and_is_when_memory_is_short():
+def test_freed_memory_is_not_reused_at_once_and_is_when_memory_is_short():
     world = World("sim:60MiB")
     first = world.alloc.malloc(20 * MIB)
     world.alloc.free(first)

@@ -79,7 +79,7 @@ def test_a_tag_that_is_made_stays_what_it_is():
     assert tag.name == "first"
 
 
-def test_the_cache_of_one_tag_goes_back_and_that_of_others_stays():
+def test_the_cache_of_one_tag_is_released_and_that_of_others_stays():
     alloc = on_device(GIB)
     for name in ("one", "other"):
         with allotment.tag(name):

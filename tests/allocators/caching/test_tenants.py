@@ -88,7 +88,7 @@ def test_a_tenant_needs_a_name(allocator):
 
 
 @pytest.mark.parametrize("context", [None, "all"])
-def test_a_free_that_another_tenants_request_completes_is_told_as_its_own(context):
+def test_a_free_that_another_tenants_request_completes_is_recorded_for_its_own(context):
     told = output_of(f"""
         import allotment
         allocator = allotment.Allocator("sim:1GiB")
@@ -115,7 +115,7 @@ def test_a_free_that_another_tenants_request_completes_is_told_as_its_own(contex
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
-def test_memory_that_another_tenants_request_gives_back_is_told_with_one_name(allocator, settings):
+def test_memory_that_another_tenants_request_releases_is_recorded_with_one_name(allocator, settings):
     allocator = allotment.Allocator("sim:64MiB", settings=settings)
     allocator.record_history("all", None)
     one, other = allocator.tenant("one"), allocator.tenant("other")

@@ -86,7 +86,7 @@ def test_a_free_from_a_callback_of_one_device_frees_a_block_of_the_other(devices
     there.free(far)
 
 
-def test_c_code_that_asks_one_device_after_the_other_from_a_callback_frees_the_block(devices):
+def test_c_code_that_tries_one_device_after_the_other_from_a_callback_frees_the_block(devices):
     """A framework finds the owner of an address in this way."""
     tables = [table_of(alloc) for alloc in devices]
     tables[0].allocate(MIB)
@@ -97,7 +97,7 @@ def test_c_code_that_asks_one_device_after_the_other_from_a_callback_frees_the_b
     assert devices[1].stats()["allocation.all.current"] == 1
 
 
-def test_a_pool_serves_its_own_device_alone(devices):
+def test_a_pool_serves_only_its_own_device(devices):
     """This holds for whichever device is used inside, and whichever was entered last."""
     here, there = devices
     pool = here.pool()

@@ -71,7 +71,7 @@ def test_a_function_on_a_stream_may_use_the_allocator_that_waits_for_it(settings
     assert output_of(program) == "[1]\n"
 
 
-def test_an_allocator_goes_while_a_function_collects_garbage():
+def test_an_allocator_is_deleted_while_a_function_collects_garbage():
     assert (
         output_of("""
         import gc, threading

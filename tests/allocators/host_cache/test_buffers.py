@@ -32,7 +32,7 @@ def test_a_buffer_is_memory_that_numpy_sees_without_a_copy(memory):
     assert not hasattr(buffer, "__cuda_array_interface__")
 
 
-def test_an_array_has_the_shape_and_dtype_asked_for_and_keeps_its_memory(memory):
+def test_an_array_has_the_requested_shape_and_dtype_and_keeps_its_memory(memory):
     array = memory.array((3, 5), "int16")
     assert (array.shape, array.dtype) == ((3, 5), np.int16)
     array[:] = np.arange(15).reshape(3, 5)
@@ -55,7 +55,7 @@ def test_a_size_is_bytes_or_text(memory, size, count):
     memory.free(memory.allocate(size))
 
 
-def test_what_is_no_size_is_refused(memory):
+def test_anything_but_a_size_is_refused(memory):
     for call in (memory.empty, memory.allocate):
         with pytest.raises(SizeError, match="no unit"):
             call("80")
@@ -65,7 +65,7 @@ def test_what_is_no_size_is_refused(memory):
             call(1 << 62)
 
 
-def test_a_buffer_goes_back_to_the_cache_that_it_came_from():
+def test_a_buffer_returns_to_the_cache_that_it_came_from():
     cache, other = cpu.CachingAllocator(), cpu.CachingAllocator()
     with cpu.caching(cache):
         buffer, array = cpu.empty(1000), cpu.array(1000, "uint8")
@@ -148,7 +148,7 @@ def test_a_buffer_whose_memory_was_freed_by_its_address_cannot_be_viewed():
     assert cache.allocate(64) == buffer.address  # so that the buffer frees it once
 
 
-def test_what_a_buffer_without_a_device_cannot_do_is_said():
+def test_operations_that_a_buffer_without_a_device_lacks_are_refused():
     buffer = cpu.CachingAllocator().empty(64)
     with pytest.raises(UnsupportedError, match="CachingAllocator does not support streams"):
         buffer.record_stream(5)

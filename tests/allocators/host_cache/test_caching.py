@@ -51,7 +51,7 @@ def test_sizes_are_not_rounded(cache, memory):
     assert cache.cached_bytes == 100
 
 
-def test_a_free_asks_nothing_of_the_system(cache, memory):
+def test_a_free_does_not_call_the_system(cache, memory):
     address = cache.allocate(100)
     cache.free(address)
     assert memory.calls == [("allocate", 100)]
@@ -103,7 +103,7 @@ def test_memory_of_another_allocator_is_cached_where_it_is_freed(cache, memory):
     assert other.allocate(100) == address
 
 
-def test_memory_goes_back_to_the_system_it_came_from(cache, memory):
+def test_memory_returns_to_the_system_it_came_from(cache, memory):
     other_memory = ScriptedMemory()
     other = cpu.CachingAllocator(system=other_memory)
     address = cache.allocate(100)
@@ -112,7 +112,7 @@ def test_memory_goes_back_to_the_system_it_came_from(cache, memory):
     assert (memory.freed(), other_memory.freed()) == ([address], [])
 
 
-def test_memory_freed_twice_is_handed_out_twice_and_given_back_once(cache, memory):
+def test_memory_freed_twice_is_allocated_twice_and_released_once(cache, memory):
     address = cache.allocate(100)
     cache.free(address)
     cache.free(address)
@@ -124,7 +124,7 @@ def test_memory_freed_twice_is_handed_out_twice_and_given_back_once(cache, memor
     assert memory.freed() == [address]
 
 
-def test_memory_freed_into_two_allocators_is_given_back_by_the_last(cache, memory):
+def test_memory_freed_into_two_allocators_is_released_by_the_last(cache, memory):
     other = cpu.CachingAllocator(system=memory)
     address = cache.allocate(100)
     cache.free(address)
@@ -136,7 +136,7 @@ def test_memory_freed_into_two_allocators_is_given_back_by_the_last(cache, memor
     assert memory.freed() == [address]
 
 
-def test_counters_tell_what_happened(cache, memory):
+def test_counters_count_what_happened(cache, memory):
     kept = cache.allocate(100)
     cache.free(kept)
     cache.free(cache.allocate(100))
@@ -172,7 +172,7 @@ def test_record_free_of_unknown_memory_does_nothing(memory):
     assert memory.calls == []
 
 
-def test_record_free_leaves_the_free_lists_alone(cache, memory):
+def test_record_free_does_not_change_the_free_lists(cache, memory):
     address = cache.allocate(100)
     cache.free(address)
     cpu.record_free(address)
@@ -450,7 +450,7 @@ def test_checked_mode_sees_an_address_inside_a_block(checked):
     checked.free(address)
 
 
-def test_checked_mode_sees_memory_that_went_back(checked):
+def test_checked_mode_sees_memory_that_returned(checked):
     address = checked.allocate(100)
     checked.free(address)
     checked.empty_cache()
@@ -503,7 +503,7 @@ def test_sizes_that_no_request_can_have_are_refused(cache, memory, allocate):
 
 
 @pytest.mark.parametrize("free", ["instance", "default", "record_free"])
-def test_addresses_that_are_none_are_refused(cache, memory, free):
+def test_invalid_addresses_are_refused(cache, memory, free):
     call = {"instance": cache.free, "default": cpu.free, "record_free": cpu.record_free}[free]
     for wrong in (-1, 1 << 64):
         with pytest.raises(AddressError, match="invalid device pointer"):
@@ -514,7 +514,7 @@ def test_addresses_that_are_none_are_refused(cache, memory, free):
     assert memory.calls == []
 
 
-def test_what_is_no_system_or_allocator_is_refused():
+def test_anything_but_a_system_or_allocator_is_refused():
     with pytest.raises(TypeError, match="must have the methods allocate and free"):
         cpu.CachingAllocator(system=object())
     with pytest.raises(TypeError):
@@ -553,7 +553,7 @@ class ReadableMemory:
         pass
 
 
-def test_memory_that_goes_back_is_filled(no_fill):
+def test_memory_that_returns_is_filled(no_fill):
     memory = ReadableMemory()
     cache = cpu.CachingAllocator(system=memory)
     cpu.set_fill(on_free=0xCD)
@@ -586,7 +586,7 @@ def test_c_code_shares_the_cache_with_python(cache):
 
 
 @pytest.mark.threads
-def test_c_code_is_told_what_went_wrong_on_its_thread(checked, memory):
+def test_c_code_gets_the_failure_of_its_thread(checked, memory):
     table = table_of(checked.entry_points())
     address = table.allocate(100)
     table.free(address)
@@ -614,7 +614,7 @@ def test_c_code_gets_null_after_a_second_failure(cache, memory):
     assert table.allocate(200) is not None
 
 
-def test_the_default_table_asks_the_guard(cache):
+def test_the_default_table_uses_the_guard(cache):
     table = table_of(cpu.entry_points())
     plain = table.allocate(100)
     assert cpu.recorded_size(plain) is None

@@ -54,7 +54,7 @@ def out(plug, device=None):
 # --- functions in C ---
 
 
-def test_c_functions_get_what_was_asked_for(library, noted):
+def test_c_functions_get_the_arguments_of_the_request(library, noted):
     address = noted.malloc(1000, 7, device=3)
     call = library.last("alloc")
     assert (call.size, call.device, call.stream) == (1000, 3, 7)
@@ -237,7 +237,7 @@ def test_a_negative_size_is_refused(plug, memory, size):
     assert memory.calls == []
 
 
-def test_a_size_that_no_function_can_be_told_is_out_of_memory(plug, memory):
+def test_a_size_beyond_a_functions_argument_is_out_of_memory(plug, memory):
     with pytest.raises(OutOfMemoryError) as caught:
         plug.malloc(1 << 64)
     assert caught.value.facts.too_large
@@ -520,13 +520,13 @@ def test_a_base_function_may_leave_the_size_alone(library, memory):
     assert plug.inspection.base_allocation(address) == (address - 1, 50)
 
 
-def test_a_base_function_in_python_may_tell_the_size(memory):
+def test_a_base_function_in_python_may_return_the_size(memory):
     plug = PluggableAllocator(memory.alloc, memory.free, base_alloc=lambda pointer: (pointer - 1, 99))
     assert plug.inspection.base_allocation(10) == (9, 99)
 
 
 @pytest.mark.parametrize("answer", [None, (1, 2, 3), ("a", 1), -5])
-def test_a_base_function_that_gives_no_address_is_at_fault(memory, answer):
+def test_a_base_function_without_a_valid_address_is_an_error(memory, answer):
     plug = PluggableAllocator(memory.alloc, memory.free, base_alloc=lambda pointer: answer)
     with pytest.raises(DeviceError, match="the base_alloc function"):
         plug.inspection.base_allocation(10)
@@ -593,7 +593,7 @@ def test_switching_caching_has_no_effect(plug, memory):
     assert memory.calls == [("alloc", 10, 0, 0)]
 
 
-def test_a_copy_has_the_functions_and_books_of_its_own(memory):
+def test_a_copy_has_the_functions_and_its_own_ledger(memory):
     calls = []
     hooks = {"init": calls.append, "record_stream": lambda *told: calls.append(told)}
     plug = PluggableAllocator(memory.alloc, memory.free, **hooks)
@@ -777,7 +777,7 @@ def test_peers_are_the_devices(memory):
             plug.sharing.enable_peer_access(wrong)
 
 
-def test_the_index_of_the_device_is_what_functions_are_told(memory):
+def test_functions_get_the_index_of_the_device(memory):
     plug = PluggableAllocator(memory.alloc, memory.free, device="sim:1GiB#3")
     plug.malloc(10)
     assert memory.calls == [("alloc", 10, 3, 0)]
@@ -791,7 +791,7 @@ def test_a_buffer_of_no_memory_is_out_of_memory(plug, memory):
         plug.empty(10)
 
 
-def test_figures_of_a_device_that_were_not_given_are_not_told():
+def test_figures_that_the_device_does_not_report_are_omitted():
     plug = PluggableAllocator(lambda *request: 0, print)
     with pytest.raises(OutOfMemoryError, match=r"was needed\. Allocator: 0 bytes reserved"):
         plug.empty(10)

@@ -56,7 +56,7 @@ def test_caching_stays_ours(plug, memory):
         assert pool.reserved_bytes == plug.stats()["allocated_bytes.all.current"] == BUFFER
 
 
-def test_segments_go_back_with_what_was_recorded(plug, memory):
+def test_segments_return_with_what_was_recorded(plug, memory):
     alloc = on_device()
     pool = alloc.pool(allocator=plug)
     with pool:
@@ -67,7 +67,7 @@ def test_segments_go_back_with_what_was_recorded(plug, memory):
     assert plug.stats()["allocated_bytes.all.current"] == 0
 
 
-def test_functions_are_told_the_device_of_the_pool(plug, memory):
+def test_functions_get_the_device_of_the_pool(plug, memory):
     for index in (2, 5, 2):
         alloc = Allocator(SimulatedDevice(1 << 30, index), settings="")
         with alloc.pool(allocator=plug):
@@ -129,7 +129,7 @@ def test_a_function_that_raises_something_else_is_reported_and_out_of_memory(plu
 
 
 @pytest.mark.parametrize("freed_behind_its_back", [False, True])
-def test_a_segment_that_cannot_be_given_back_is_reported_and_gone(plug, memory, freed_behind_its_back, reported):
+def test_a_segment_that_cannot_be_freed_is_reported_and_forgotten(plug, memory, freed_behind_its_back, reported):
     alloc = on_device()
     pool = alloc.pool(allocator=plug)
     with pool:

@@ -168,7 +168,7 @@ def test_more_than_any_device_has_is_refused_unseen(alloc):
         (5, "main", TypeError),
     ],
 )
-def test_what_is_no_request_is_refused(alloc, size, stream, error):
+def test_anything_but_a_request_is_refused(alloc, size, stream, error):
     with calls(alloc.device) as counted, pytest.raises(error):
         alloc.malloc(size, stream)
     assert counted == {}
@@ -198,7 +198,7 @@ def test_a_buffer_gives_itself_back(alloc):
 # Out of memory.
 
 
-def test_a_full_device_is_told_in_figures(alloc):
+def test_a_full_device_is_reported_in_figures(alloc):
     alloc.malloc(200 * MIB)
     with pytest.raises(OutOfMemoryError) as caught:
         alloc.malloc(100 * MIB, MAIN)
@@ -212,7 +212,7 @@ def test_a_full_device_is_told_in_figures(alloc):
     alloc.malloc(56 * MIB)
 
 
-def test_the_limit_is_of_what_is_asked_for(alloc):
+def test_the_limit_counts_requested_bytes(alloc):
     alloc.limit = "1MiB"
     first = alloc.malloc(1000)
     alloc.malloc(MIB - 1000, SIDE)
@@ -276,7 +276,7 @@ def test_an_unknown_address_is_refused(alloc, address):
         alloc.inspection.base_allocation(address)
 
 
-def test_a_number_that_is_no_address_is_refused(alloc):
+def test_a_number_that_is_not_an_address_is_refused(alloc):
     for wrong in (-1, 2**64):
         with pytest.raises(AddressError):
             alloc.free(wrong)
@@ -289,7 +289,7 @@ def test_a_block_cannot_be_freed_twice(alloc):
         alloc.free(address)
 
 
-def test_a_block_goes_back_in_the_order_of_its_stream(alloc):
+def test_a_block_returns_in_the_order_of_its_stream(alloc):
     address = alloc.malloc(MIB, MAIN)
     alloc.device.launch(MAIN)
     alloc.free(address)
@@ -372,7 +372,7 @@ def test_a_free_that_the_device_refuses_has_not_happened(alloc, operation):
     assert used(alloc) == 0
 
 
-def test_an_allocator_that_goes_gives_everything_back(device):
+def test_a_deleted_allocator_releases_everything(device):
     alloc = make_allocator(device, settings=SETTINGS)
     for stream in (0, MAIN, SIDE):
         for size in range(1, 200):
@@ -570,7 +570,7 @@ def test_several_allocators_on_a_device_serve_one_capture(alloc):
     assert used(alloc) == 0
 
 
-def test_an_allocator_that_goes_ends_its_capture(alloc):
+def test_a_deleted_allocator_ends_its_capture(alloc):
     gone = make_allocator("sim:1GiB", settings=SETTINGS)
     gone.pools.begin_allocate_to_pool((99, 0))
     del gone
@@ -742,7 +742,7 @@ def test_a_capture_that_cannot_be_joined_is_abandoned(device, operation):
     alloc.inspection.check_invariants()
 
 
-def test_a_device_that_cannot_capture_is_told_so(device):
+def test_a_device_that_cannot_capture_is_an_error(device):
     alloc = make_allocator(OrderedRelay(device), settings=SETTINGS)
     with pytest.raises(UnsupportedError, match="does not support graph capture"):
         alloc.pools.begin_allocate_to_pool((1, 0))

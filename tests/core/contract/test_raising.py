@@ -150,7 +150,7 @@ def test_an_interrupt_is_not_lost_under_the_failure_of_a_clean_up():
     assert in_clean_up.__context__ is interrupt
 
 
-def test_an_interrupt_goes_below_what_the_clean_up_already_names():
+def test_an_interrupt_is_chained_below_the_cause_of_the_clean_up():
     device, interrupt, in_clean_up, deeper = Failing(), KeyboardInterrupt(), OSError("gone"), ValueError()
     in_clean_up.__context__ = deeper
     fail(device, interrupt)
@@ -158,7 +158,7 @@ def test_an_interrupt_goes_below_what_the_clean_up_already_names():
     assert deeper.__context__ is interrupt
 
 
-def test_an_interrupt_is_told_with_the_next_error_whatever_that_is():
+def test_an_interrupt_is_chained_to_the_next_error_whatever_that_is():
     device, interrupt = Failing(), KeyboardInterrupt()
     fail(device, interrupt)
     assert error_for(device, Status.OUT_OF_MEMORY, "chunk_create").__cause__ is interrupt
@@ -200,7 +200,7 @@ def test_nothing_of_a_taken_exception_is_kept_alive():
     assert alive() is None
 
 
-def test_an_exception_that_was_not_taken_goes_with_its_device():
+def test_an_exception_that_was_not_taken_is_deleted_with_its_device():
     device = Failing()
     alive = weakref.ref(device)
     fail(device, OSError("gone"))

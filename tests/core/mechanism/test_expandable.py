@@ -50,7 +50,7 @@ def test_small_requests_have_a_range_with_small_pages():
     check(alloc)
 
 
-def test_only_whole_free_pages_are_given_back():
+def test_only_whole_free_pages_are_released():
     alloc = expandable()
     blocks = [alloc.malloc(15 * MIB) for _ in range(4)]  # three pages
     alloc.free(blocks[1])
@@ -145,7 +145,7 @@ def test_expandable_memory_has_no_base_allocation():
         alloc.inspection.base_allocation(alloc.malloc(512))
 
 
-def test_sizes_are_told_of_every_stream_but_the_default_one():
+def test_sizes_are_reported_for_every_stream_except_the_default_one():
     alloc = expandable()
     for stream in (0, 5):
         alloc.malloc(512, stream)
@@ -270,7 +270,7 @@ def test_a_page_that_could_not_be_undone_is_used_again():
     check(alloc)
 
 
-def test_a_page_that_could_not_be_undone_goes_with_the_cache():
+def test_a_page_that_could_not_be_undone_is_released_with_the_cache():
     alloc = expandable()
     alloc.device.refuse("set_access", out_of_memory=False)
     alloc.device.refuse("unmap", out_of_memory=False)

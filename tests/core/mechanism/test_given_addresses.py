@@ -137,7 +137,7 @@ def test_memory_that_a_pools_allocator_gives_twice_is_refused():
         check(allocator)
 
 
-def test_a_device_that_gives_no_memory_is_no_device_for_an_allocator():
+def test_a_device_without_memory_operations_is_refused_by_an_allocator():
     told = output_of("""
         import allotment
         device = allotment.PluggableAllocator(lambda *given: 0, lambda *given: None).device

@@ -78,7 +78,7 @@ def test_a_pool_counts_its_users():
         _ = pool.use_count
 
 
-def test_a_pool_that_is_closed_gives_its_cached_memory_back_and_leaves_that_of_others():
+def test_a_closed_pool_releases_its_own_cached_memory_and_no_other():
     alloc = on_device()
     pool, other = alloc.pool(), alloc.pool()
     for each in (pool, other):
@@ -165,7 +165,7 @@ def test_emptying_one_pool_does_nothing_while_it_is_used():
     assert pool.reserved_bytes == BUFFER, "emptying everything leaves it too"
 
 
-def test_emptying_the_cache_inside_a_pool_leaves_the_pool_alone():
+def test_emptying_the_cache_inside_a_pool_does_not_change_the_pool():
     alloc = on_device()
     pool = alloc.pool()
     with pool:
@@ -645,7 +645,7 @@ def test_a_closed_pool_lends_no_more():
     check(alloc)
 
 
-def test_a_lender_in_use_refuses_and_is_none_the_worse_for_it():
+def test_a_lender_in_use_refuses_and_is_unchanged():
     alloc = on_device(limit=40 * MIB)
     lender = alloc.pool(use_on_oom=True)
     with lender:
@@ -671,7 +671,7 @@ def test_a_loan_does_not_disturb_deferred_frees():
     assert alloc.malloc(30 * MIB) == address
 
 
-def test_a_lender_that_goes_is_no_lender_any_more():
+def test_a_lender_that_is_closed_lends_no_more():
     alloc = on_device(60 * MIB)
     alloc.pools.create_or_incref((7, 0))
     alloc.pools.set_use_on_oom((7, 0), True)

@@ -21,7 +21,7 @@ def cached(alloc, *sizes, stream=0):
 # --- everything ---
 
 
-def test_everything_goes_large_before_small_by_stream_size_and_address():
+def test_everything_is_released_large_before_small_by_stream_size_and_address():
     alloc = on_device()
     alloc.record_history()
     small = cached(alloc, MIB)
@@ -170,7 +170,7 @@ def test_the_allowance_is_a_setting():
     assert alloc.stats()["allocated_bytes.all.current"] == 120 * MIB, "oversize blocks are not split"
 
 
-def test_the_first_oversize_block_that_is_large_enough_goes_alone():
+def test_only_the_first_oversize_block_that_is_large_enough_is_released():
     alloc = on_device(140 * MIB, SPLIT)
     alloc.record_history()
     sixty, _sixty_four = cached(alloc, 60 * MIB, 64 * MIB)

@@ -24,7 +24,7 @@ def read_while_busy(alloc, address, *streams):
 # --- the worked sequences ---
 
 
-def test_a_block_that_a_busy_stream_reads_is_not_handed_out_again():
+def test_a_block_that_a_busy_stream_reads_is_not_reused():
     alloc = on_device()
     first = alloc.malloc(MIB, MAIN)
     read_while_busy(alloc, first, SIDE)
@@ -37,7 +37,7 @@ def test_a_block_that_a_busy_stream_reads_is_not_handed_out_again():
     check(alloc)
 
 
-def test_a_block_is_handed_out_again_when_the_other_stream_is_done():
+def test_a_block_is_reused_when_the_other_stream_is_done():
     alloc = on_device()
     alloc.record_history()
     first = alloc.malloc(MIB, MAIN)
@@ -273,7 +273,7 @@ def test_a_block_of_a_private_pool_whose_reader_is_destroyed_can_be_freed(settin
     empties(alloc)
 
 
-def test_expandable_memory_of_a_destroyed_stream_is_given_back_without_waiting_for_the_device():
+def test_expandable_memory_of_a_destroyed_stream_is_released_without_waiting_for_the_device():
     alloc = on_device(settings="expandable_segments:True")
     stream = alloc.device.create_stream()
     alloc.free(alloc.malloc(30 * MIB, stream))
@@ -404,7 +404,7 @@ def test_blocks_put_off_by_routing_come_before_those_with_events():
     check(alloc)
 
 
-def test_a_pool_of_its_own_waits_for_its_own_events_alone():
+def test_a_private_pool_waits_only_for_its_own_events():
     alloc = on_device()
     pool = alloc.pool()
     with pool:

@@ -178,7 +178,7 @@ def test_memory_that_waits_for_other_streams_is_reused_before_memory_is_out() ->
     allocator.inspection.check_invariants()
 
 
-def test_a_private_pool_shares_nothing_and_gives_all_back() -> None:
+def test_a_private_pool_shares_nothing_and_releases_all() -> None:
     allocator = dense()
     allocator.free(allocator.malloc(100 * MIB))
     pool = allocator.pool()
@@ -192,7 +192,7 @@ def test_a_private_pool_shares_nothing_and_gives_all_back() -> None:
     check(allocator) if allocator.stats()["segment.all.current"] == 0 else allocator.inspection.check_invariants()
 
 
-def test_emptying_the_cache_gives_back_what_is_wholly_free() -> None:
+def test_emptying_the_cache_releases_wholly_free_memory() -> None:
     allocator = dense()
     kept = allocator.malloc(10 * MIB)
     allocator.free(allocator.malloc(300 * MIB))
@@ -274,7 +274,7 @@ def test_views_that_come_and_go_do_not_do_so_forever() -> None:
     assert allocator.stats()["dense.driver_calls.unmap"] == calls
 
 
-def test_new_memory_is_put_where_memory_was_given_back() -> None:
+def test_new_memory_is_mapped_where_memory_was_released() -> None:
     allocator = dense()
     first, second = allocator.malloc(48 * MIB), allocator.malloc(48 * MIB)
     allocator.free(first)
@@ -289,7 +289,7 @@ def test_new_memory_is_put_where_memory_was_given_back() -> None:
     assert allocator.device.used == 0
 
 
-def test_addresses_do_not_run_out_when_memory_is_given_back_again_and_again() -> None:
+def test_addresses_do_not_run_out_when_memory_is_released_repeatedly() -> None:
     allocator = dense(256 * MIB)
     kept = [allocator.malloc(MIB)]
     for _ in range(200):
@@ -302,7 +302,7 @@ def test_addresses_do_not_run_out_when_memory_is_given_back_again_and_again() ->
     assert allocator.stats()["dense.driver_calls.reserve"] <= 2
 
 
-def test_memory_of_pools_without_users_is_had_without_asking_the_device() -> None:
+def test_memory_of_pools_without_users_is_reused_without_a_device_call() -> None:
     allocator = dense(200 * MIB)
     kept = allocator.malloc(10 * MIB)
     allocator.pools.begin_allocate_to_pool((7, 0))
@@ -350,7 +350,7 @@ def test_a_mapping_that_is_refused_is_done_without_stitching(operation: str) -> 
     allocator.inspection.check_invariants()
 
 
-def test_what_a_destroyed_stream_left_is_had_after_the_device_was_waited_for() -> None:
+def test_memory_of_a_destroyed_stream_is_reused_after_a_wait_for_the_device() -> None:
     allocator = dense(200 * MIB)
     stream = allocator.device.create_stream()
     allocator.free(allocator.malloc(150 * MIB, stream))
@@ -381,7 +381,7 @@ def test_a_stream_in_a_capture_is_not_waited_for() -> None:
     allocator.inspection.check_invariants()
 
 
-def test_garbage_goes_before_memory_grows() -> None:
+def test_garbage_is_released_before_memory_grows() -> None:
     allocator = dense(more=",garbage_collection_threshold:0.5", limit=200 * MIB)
     allocator.free(allocator.malloc(120 * MIB, 1))
     allocator.device.finish()
@@ -459,7 +459,7 @@ def test_the_history_shows_each_byte_once_where_it_is(views: int) -> None:
         allocator.free(block)
 
 
-def test_a_snapshot_tells_where_each_chunk_is_mapped(tmp_path: Path) -> None:
+def test_a_snapshot_shows_where_each_chunk_is_mapped(tmp_path: Path) -> None:
     allocator = dense(more=",dense_slack:0")
     stitch(allocator, 3)
     views = allocator.snapshot()["allotment_views"]
@@ -482,7 +482,7 @@ def test_what_is_free_of_chunks_in_use_is_counted_as_split_off() -> None:
     assert allocator.stats()["inactive_split_bytes.all.current"] == 0
 
 
-def test_tenants_hold_what_they_asked_for() -> None:
+def test_tenants_hold_the_bytes_that_they_requested() -> None:
     allocator = dense()
     block = allocator.tenant("me").malloc(3 * MIB)
     assert allocator.tenants()["me"]["allocated_bytes"] == 3 * MIB

@@ -1,5 +1,4 @@
-"""Dense placement with many streams: no request gets memory too early, and none waits for streams that do not
-concern it."""
+"""Dense placement with many streams: no request gets memory too early or waits for an unrelated stream."""
 
 from __future__ import annotations
 
@@ -215,7 +214,7 @@ def test_an_allocator_that_holds_little_reserves_few_addresses() -> None:
     assert device.held["ranges"] <= 40 * GIB
 
 
-def test_an_arena_that_outgrows_its_first_addresses_goes_on_without_a_gap_in_what_it_can_hold() -> None:
+def test_an_arena_that_outgrows_its_first_addresses_can_still_hold_all_memory() -> None:
     device = SimulatedDevice(80 * GIB)
     allocator = Allocator(device, settings="placement:dense")
     blocks = [allocator.malloc(GIB) for _ in range(79)]
@@ -244,7 +243,7 @@ def test_with_few_addresses_left_an_arena_takes_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("settings", ["placement:dense", "expandable_segments:True"])
-def test_a_shortage_of_addresses_is_not_told_as_one_of_memory(settings: str) -> None:
+def test_a_shortage_of_addresses_is_not_reported_as_one_of_memory(settings: str) -> None:
     device = SimulatedDevice(GIB)
     allocator = Allocator(device, settings=settings)
     device.refuse("range_reserve", times=1000)

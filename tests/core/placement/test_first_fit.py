@@ -45,7 +45,7 @@ def test_small_and_large_requests_share_segments(alloc):
     check(alloc)
 
 
-def test_free_neighbours_are_joined_and_everything_goes_back(alloc):
+def test_free_neighbours_are_joined_and_everything_returns(alloc):
     blocks = [alloc.malloc(MIB) for _ in range(5)]
     for address in (blocks[1], blocks[3], blocks[2], blocks[0], blocks[4]):
         alloc.free(address)

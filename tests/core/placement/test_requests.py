@@ -212,7 +212,7 @@ def test_emptying_the_cache_never_changes_a_peak():
     check(alloc)
 
 
-def test_a_fresh_allocator_has_every_counter_at_nought():
+def test_a_fresh_allocator_has_every_counter_at_zero():
     assert len(on_device(settings="compat:2.11").stats()) == 122
     stats = on_device().stats()
     assert len(stats) == 123, "and 12 for each private pool"
@@ -220,7 +220,7 @@ def test_a_fresh_allocator_has_every_counter_at_nought():
     assert list(stats) == sorted(stats)
 
 
-def test_nothing_is_requested_by_size_nought():
+def test_size_zero_requests_nothing():
     alloc = on_device()
     assert alloc.malloc(0) == 0
     alloc.free(0)
@@ -260,7 +260,7 @@ def test_past_the_cache_a_refusal_is_out_of_memory_and_counts_nothing():
 # --- out of memory ---
 
 
-def test_out_of_memory_tells_what_was_tried_and_what_there_is():
+def test_out_of_memory_reports_what_was_tried_and_what_exists():
     alloc = on_device(100 * MIB)
     alloc.malloc(30 * MIB)
     with pytest.raises(OutOfMemoryError) as caught:
@@ -345,7 +345,7 @@ def test_reserved_memory_may_reach_the_limit_and_not_pass_it():
     check(alloc)
 
 
-def test_a_limit_of_nought_is_a_limit():
+def test_a_limit_of_zero_is_a_limit():
     alloc = on_device(limit=0)
     with pytest.raises(OutOfMemoryError) as caught:
         alloc.malloc(1)

@@ -49,7 +49,7 @@ NO_SNAPSHOTS = {"skip_actions": ["snapshot"]}
 # --- the ring ---
 
 
-def test_nothing_is_remembered_unless_asked_for(alloc):
+def test_nothing_is_recorded_by_default(alloc):
     request(alloc, 10, 20)
     assert trace(alloc) == []
 
@@ -67,7 +67,7 @@ def test_a_history_of_less_than_one_entry_keeps_one(alloc):
     assert sizes(alloc) == [2]
 
 
-def test_asking_for_the_state_alone_keeps_one_entry(alloc):
+def test_recording_only_the_state_keeps_one_entry(alloc):
     alloc.record_history("state", max_entries=100, **NO_SNAPSHOTS)
     request(alloc, 1, 2, 3)
     assert sizes(alloc) == [3]
@@ -88,7 +88,7 @@ def test_another_bound_keeps_the_newest_entries_in_order(alloc, stored, most):
     check(alloc)
 
 
-def test_a_lowered_and_raised_bound_goes_on_from_there(alloc):
+def test_a_lowered_and_raised_bound_continues_from_there(alloc):
     alloc.record_history(max_entries=8, **NO_SNAPSHOTS)
     request(alloc, *range(1, 14))
     remembered = list(range(6, 14))
@@ -223,7 +223,7 @@ def test_a_snapshot_can_be_pickled_and_read_with_nothing_but_the_standard_librar
     assert trace(alloc)[0]["size"] == 311 * 411 * 4
 
 
-def test_after_everything_went_back_the_last_entry_says_so():
+def test_after_everything_returned_the_last_entry_says_so():
     for settings, last in (("", "segment_free"), ("expandable_segments:True", "segment_unmap")):
         alloc = on_device(settings=settings)
         alloc.record_history("state")
@@ -281,7 +281,7 @@ def functions(record):
         ("all", {"allocates"}, {"allocates"}, {"frees"}, {"empties_the_cache"}),
     ],
 )
-def test_stacks_are_kept_as_far_as_asked_for(context, block, alloc_entry, free_entry, release_entry):
+def test_stacks_are_kept_as_far_as_requested(context, block, alloc_entry, free_entry, release_entry):
     alloc = on_device()
     alloc.record_history(context=context)
     ours = {"allocates", "frees", "empties_the_cache"}
@@ -321,7 +321,7 @@ def deeper(alloc, depth):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 50, 254, 255, 300])
-def test_a_stack_is_told_as_deep_as_it_is_up_to_256_frames(depth):
+def test_a_stack_is_recorded_in_full_up_to_256_frames(depth):
     alloc = on_device()
     alloc.record_history(**NO_SNAPSHOTS)
     deeper(alloc, depth)
@@ -330,7 +330,7 @@ def test_a_stack_is_told_as_deep_as_it_is_up_to_256_frames(depth):
     assert len(frames) <= 256
 
 
-def test_stacks_that_differ_anywhere_are_told_apart():
+def test_stacks_that_differ_anywhere_are_distinguished():
     alloc = on_device()
     alloc.record_history(**NO_SNAPSHOTS)
     for _ in range(2):

@@ -92,7 +92,7 @@ def test_without_a_listener_nothing_is_kept(module):
     assert not ring.on and ring.content() == []
 
 
-def test_a_tracker_alone_keeps_nothing(module):
+def test_a_tracker_without_a_history_keeps_nothing(module):
     ring = module.Ring()
     ring.track(True)
     ring.report(0, 1)

@@ -16,7 +16,7 @@ def exit_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_fork_waits_for_who_holds_the_lock():
+def test_a_fork_waits_for_the_holder_of_the_lock():
     lock = fork_safe_lock()
     taken, in_order = threading.Event(), []
 

@@ -242,7 +242,7 @@ def test_a_finalizer_in_the_middle_of_a_fork_is_refused_by_a_simulated_device_an
 
 @pytest.mark.threads
 @pytest.mark.parametrize("use", ["stream.query()", "allocator.close()", "allocator.stats()", "device.create_stream()"])
-def test_who_waits_for_a_lock_that_a_fork_has_lets_the_interpreter_go(use):
+def test_a_thread_that_waits_for_a_lock_that_a_fork_has_releases_the_interpreter(use):
     assert (
         output_of(f"""
         import os, threading, time

@@ -42,7 +42,7 @@ def test_a_lock_passes_from_thread_to_thread(tools):
 
 
 @pytest.mark.threads
-def test_a_thread_that_waits_gets_the_lock_when_it_is_given_back(tools):
+def test_a_thread_that_waits_gets_the_lock_when_it_is_released(tools):
     lock, got_it = tools.Guarded(), threading.Event()
     lock.wait()
     thread = threading.Thread(target=lambda: (lock.wait(), got_it.set(), lock.give()))

@@ -40,7 +40,7 @@ def test_a_map_holds_what_a_dict_holds(tools, steps):
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_keys_that_share_a_home_are_told_apart_in_whatever_order_they_go(tools, data):
+def test_keys_that_share_a_home_are_distinguished_in_any_order_of_removal(tools, data):
     table = tools.Map()
     last = len(table.slots()) - 1
     wanted = {last: 4, 0: 3}  # a run that wraps around the end of the table

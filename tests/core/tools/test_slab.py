@@ -34,7 +34,7 @@ def test_no_record_is_given_out_twice_and_none_overlaps_another(tools, size, ste
 
 @settings(deadline=None)
 @given(given_back=st.permutations(range(8)))
-def test_the_record_given_back_last_is_taken_first(tools, given_back):
+def test_the_record_freed_last_is_taken_first(tools, given_back):
     slab = tools.Records(64)
     assert slab.reserve(8)
     records = [slab.take() for _ in range(8)]

@@ -104,7 +104,7 @@ def test_a_chunk_is_exported_over_the_fabric_where_there_is_one(driver):
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
-def test_memory_goes_back_after_its_streams_were_destroyed_by_their_owner(driver, settings):
+def test_memory_returns_after_its_streams_were_destroyed_by_their_owner(driver, settings):
     body = f"""
 import ctypes, allotment
 cuda = ctypes.CDLL({NAME!r})
@@ -130,7 +130,7 @@ print(allocator.stats()["reserved_bytes.all.current"])
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
 @pytest.mark.parametrize("end", ["allocator.empty_cache()", "pool.close()", "allocator.close()", "del pool, allocator"])
-def test_no_stream_is_named_when_memory_goes_back(forgetful_driver, settings, end):
+def test_no_stream_is_named_when_memory_returns(forgetful_driver, settings, end):
     body = f"""
 import ctypes, allotment
 cuda = ctypes.CDLL({NAME!r})
@@ -273,7 +273,7 @@ def test_whichever_call_of_the_driver_fails_a_tag_is_wholly_asleep_or_awake(driv
     assert done.stdout.strip().isdigit() and int(done.stdout) > 300 // step, done.stdout + done.stderr
 
 
-def test_what_pytorch_asks_for_before_the_first_use_holds_for_each_device(driver):
+def test_state_set_before_the_first_use_holds_for_each_device(driver):
     body = (
         "import sys, warnings\n"
         f"sys.path.append({str(TESTS)!r})\n"
@@ -328,13 +328,13 @@ def test_a_library_that_lacks_functions_is_one_clear_error(build, tmp_path):
     assert "DeviceError: the CUDA driver has no function cuGetErrorString" in done.stderr
 
 
-def test_a_file_that_is_no_library_is_one_clear_error(tmp_path):
+def test_a_file_that_is_not_a_library_is_one_clear_error(tmp_path):
     (tmp_path / NAME).write_text("not a library\n" * 100)
     done = run(tmp_path, "-c", CONSTRUCT)
     assert re.search(rf"DeviceError: there is no CUDA driver: .*{NAME}", done.stderr)
 
 
-def test_a_child_of_a_process_that_could_not_open_the_driver_leaves_it_alone(driver):
+def test_a_child_of_a_process_that_could_not_open_the_driver_does_not_try(driver):
     """A real driver crashes there, or does not return."""
     program = f"""
 import os

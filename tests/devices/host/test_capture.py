@@ -270,7 +270,7 @@ def test_destroying_the_stream_a_capture_began_on_gives_the_capture_up(device, s
     probe.device_synchronize()
 
 
-def test_a_device_can_be_let_go_in_the_middle_of_a_capture():
+def test_a_device_can_be_dropped_during_a_capture():
     device, kept = HostDevice(), threading.Event()
     watched = weakref.ref(kept)
     handle = Probe(device).stream_create()
@@ -327,7 +327,7 @@ def test_a_graph_can_be_replayed_inside_another_capture(device, stream):
     assert done == ["inner", "inner", "outer"]
 
 
-def test_a_graph_dropped_after_replay_is_still_done_and_then_let_go(device, stream):
+def test_a_graph_dropped_after_replay_is_still_done_and_then_destroyed(device, stream):
     class Target:
         def __init__(self):
             self.calls = 0
@@ -364,7 +364,7 @@ def test_a_graph_is_replayed_on_streams_of_its_device(device, stream):
     graph.replay(0)
 
 
-def test_graphs_come_from_captures_alone():
+def test_graphs_come_only_from_captures():
     with pytest.raises(TypeError):
         HostGraph()
 

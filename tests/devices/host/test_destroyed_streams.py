@@ -70,7 +70,7 @@ def test_a_capture_of_others_is_not_spoilt(allocator):
     allocator.inspection.check_invariants()
 
 
-def test_a_buffer_goes_without_a_word():
+def test_a_buffer_is_freed_without_a_message():
     assert (
         output_of("""
         import allotment

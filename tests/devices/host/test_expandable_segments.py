@@ -51,7 +51,7 @@ def test_patterns_survive_growing_unmapping_in_the_middle_and_growing_again() ->
     assert allocator.stats()["num_device_free"] > 0
 
 
-def test_resident_memory_falls_by_what_was_given_back() -> None:
+def test_resident_memory_falls_by_the_released_bytes() -> None:
     allocator = allotment.Allocator("host", settings="expandable_segments:True")
     blocks = [allocator.malloc(PAGE) for _ in range(12)]
     for block in blocks:

@@ -197,7 +197,7 @@ def test_a_graph_is_not_replayed_on_a_stream_of_another_device() -> None:
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])
 @pytest.mark.parametrize("joins", [False, True], ids=["another stream", "a joined stream"])
-def test_memory_of_a_graph_goes_back_after_its_replays_wherever_they_run(settings: str, joins: bool) -> None:
+def test_memory_of_a_graph_returns_after_its_replays_wherever_they_run(settings: str, joins: bool) -> None:
     gate, ran = threading.Event(), []
     with allotment.Allocator("host", settings=settings) as allocator:
         stream, joined, other = (allotment.Stream(allocator) for _ in range(3))

@@ -286,7 +286,7 @@ def test_after_the_end_streams_take_no_more_work_but_can_be_asked():
     assert finished.stdout.count("the interpreter is ending") == 2
 
 
-def test_an_exception_that_was_not_asked_for_is_shown_at_the_end():
+def test_an_exception_that_was_never_raised_is_shown_at_the_end():
     finished = run("stream.submit(int, 'not a number')\n")
     assert finished.returncode == 0
     assert "ValueError" in finished.stderr

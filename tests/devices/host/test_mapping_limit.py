@@ -34,7 +34,7 @@ needs_a_limit = pytest.mark.skipif(mapping_limit() > 300_000, reason="this syste
 
 
 @needs_a_limit
-def test_a_segment_that_cannot_be_unmapped_stays_reserved_and_goes_later():
+def test_a_segment_that_cannot_be_unmapped_stays_reserved_and_is_released_later():
     told = output_of(
         FILL
         + """

@@ -85,7 +85,7 @@ def test_waiting_lets_other_threads_of_python_run(device, gate):
     assert gate.is_set()
 
 
-def test_arguments_are_let_go_before_the_next_work_begins(device):
+def test_arguments_are_dropped_before_the_next_work_begins(device):
     class Thing:
         pass
 
@@ -147,7 +147,7 @@ def test_even_an_interrupt_in_a_function_is_the_callers_to_handle(device):
         stream.synchronize()
 
 
-def test_an_exception_that_cannot_be_asked_for_any_more_is_reported(device, gate, unraisable):
+def test_an_exception_that_can_no_longer_be_raised_is_reported(device, gate, unraisable):
     before, after = Stream(device), Stream(device)
     before.submit(fail, "before")
     Probe(device).device_synchronize()
@@ -285,7 +285,7 @@ def test_many_streams_can_wait_for_one_event(device, gate):
     assert sorted(done) == list(range(20))
 
 
-def test_a_device_is_let_go_while_its_streams_still_work(gate):
+def test_a_device_is_dropped_while_its_streams_still_work(gate):
     device, done = HostDevice(), []
     watched = weakref.ref(device)
     handle = Stream(device).handle
@@ -301,7 +301,7 @@ def test_a_device_is_let_go_while_its_streams_still_work(gate):
     assert done == ["last"]
 
 
-def test_a_device_can_be_let_go_by_its_own_worker():
+def test_a_device_can_be_dropped_by_its_own_worker():
     device, finished = HostDevice(), threading.Event()
     stream = Stream(device)
     weakref.finalize(device, finished.set)

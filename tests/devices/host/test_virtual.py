@@ -51,7 +51,7 @@ def test_unmapped_addresses_stay_reserved(probe):
     probe.range_release(address, PAGE)
 
 
-def test_the_memory_of_a_released_chunk_goes_back_to_the_system(probe, arena_bytes):
+def test_the_memory_of_a_released_chunk_returns_to_the_system(probe, arena_bytes):
     address = probe.range_reserve(8 * PAGE)
     before = shared_bytes()
     chunks = put_chunks(probe, address, 8)

@@ -57,7 +57,7 @@ def test_what_is_written_is_there_while_others_come_and_go(file_device, settings
 
 @needs_posix
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_freed_memory_is_cached_and_goes_back_when_asked(file_device, settings):
+def test_freed_memory_is_cached_and_returns_when_asked(file_device, settings):
     allocator = Allocator(file_device, settings=settings)
     address = allocator.malloc(30 * MIB)
     allocator.free(address)
@@ -80,7 +80,7 @@ def test_an_expandable_segment_grows_where_it_is(file_device):
 
 @needs_posix
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_an_allocator_that_goes_gives_everything_back(file_device, settings):
+def test_a_deleted_allocator_releases_everything(file_device, settings):
     allocator = Allocator(file_device, settings=settings)
     allocator.free(allocator.malloc(30 * MIB))
     del allocator
@@ -128,7 +128,7 @@ def test_out_of_memory_is_chained_to_the_devices_own_words(file_device, settings
 
 
 @needs_posix
-def test_the_cache_is_given_up_before_a_request_is(file_device):
+def test_the_cache_is_released_before_a_request_fails(file_device):
     allocator = Allocator(file_device)
     allocator.free(allocator.malloc(50 * MIB))
     assert allocator.malloc(60 * MIB) != 0
@@ -137,7 +137,7 @@ def test_the_cache_is_given_up_before_a_request_is(file_device):
 @pytest.mark.parametrize(
     "error", [OSError("cable pulled"), KeyboardInterrupt(), StopIteration(), SystemExit(1)], ids=repr
 )
-def test_a_device_that_fails_is_told_with_its_reason_and_goes_on(error):
+def test_a_device_failure_is_reported_with_its_reason_and_the_device_works_on(error):
     device = faulty(QueueDevice)()
     allocator = Allocator(device)
     device.faults = lambda number, method: error if method == "allocate" else None
@@ -233,7 +233,7 @@ def test_a_buffer_that_dies_inside_a_method_is_freed_afterwards():
     allocator.inspection.check_invariants()
 
 
-def test_a_method_that_asks_its_own_allocator_for_memory_is_told_so():
+def test_a_method_that_requests_memory_from_its_own_allocator_gets_an_error():
     class Greedy(QueueDevice):
         def allocate(self, size, stream):
             return allocator.malloc(size)

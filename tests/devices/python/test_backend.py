@@ -119,7 +119,7 @@ def failure(device, operation):
 
 
 @pytest.mark.parametrize("operation", [each for each in OPERATIONS if not each.is_special], ids=lambda each: each.name)
-def test_a_method_gets_the_arguments_and_its_result_goes_back(operation):
+def test_a_method_gets_the_arguments_and_its_result_is_returned(operation):
     calls = []
     arguments, result = ARGUMENTS[operation.name], result_of(operation)
 
@@ -165,7 +165,7 @@ def test_a_device_with_every_method_has_every_operation_and_capability():
     assert probe.capabilities == ~not_methods & sum(Capability)
 
 
-def test_name_index_and_host_are_told_to_the_base_class():
+def test_name_index_and_host_are_passed_to_the_base_class():
     class Named(Minimal):
         def __init__(self):
             Backend.__init__(self, name="tape", index=3, host=True)
@@ -174,7 +174,7 @@ def test_name_index_and_host_are_told_to_the_base_class():
     assert (device.name, device.index, Probe(device).capabilities) == ("tape", 3, Capability.HOST)
 
 
-def test_a_device_is_named_after_its_class_unless_told():
+def test_a_device_is_named_after_its_class_by_default():
     assert Minimal().name == "Minimal"
 
 

@@ -71,7 +71,7 @@ def test_captured_work_runs_at_each_replay_and_not_before(device, allocator, str
     assert device.launched[0][1] == stream.handle
 
 
-def test_memory_of_a_capture_is_the_graphs_alone(device, allocator, stream):
+def test_memory_of_a_capture_is_only_the_graphs(device, allocator, stream):
     before = allocator.malloc(SIZE, stream)
     allocator.free(before)
     with allotment.capture(stream) as graph:
@@ -98,7 +98,7 @@ def test_a_stream_that_joins_is_served_from_the_graphs_pool_too(device, allocato
     assert inside != outside
 
 
-def test_a_reset_gives_graph_and_memory_back(device, allocator, stream):
+def test_a_reset_releases_graph_and_memory(device, allocator, stream):
     with allotment.capture(stream) as graph:
         allocator.free(allocator.malloc(SIZE, stream))
     assert len(device.graphs) == 1

@@ -88,6 +88,6 @@ def test_every_other_figure_of_a_refusal_counts(figure):
         compare_oom_text(text, text.replace(figure, "7 bytes", 1))
 
 
-def test_a_limit_that_is_not_told_is_a_difference():
+def test_a_limit_that_is_not_reported_is_a_difference():
     with pytest.raises(Difference):
         compare_oom_text(RECORDED.format(limit="1024.00 MiB allowed; "), RECORDED.format(limit=""))

@@ -85,7 +85,7 @@ class TestAWrongRecordingIsNoticedAndItsPlaceNamed:
         assert (result.status, result.what) == ("different", "stats['active_bytes.small_pool.peak']")
         assert result.expected == result.got + 1
 
-    def test_a_changed_counter_that_depends_on_the_order_is_told_and_no_difference(self, tmp_path, capsys):
+    def test_a_changed_counter_that_depends_on_the_order_is_reported_but_is_no_difference(self, tmp_path, capsys):
         def change(content: Content) -> None:
             content["stats"][3]["stats"]["inactive_split.all.peak"] += 1
 

@@ -80,7 +80,7 @@ def test_free_memory_is_that_of_the_next_refusal():
     assert script.free_memory() == 12345
 
 
-def test_without_a_trace_free_memory_is_what_the_text_tells():
+def test_without_a_trace_free_memory_is_that_of_the_text():
     script = GoldenScript([], total_memory=GIB)
     script.begin_op({"op": "alloc", "size": 1, "oom": "... of which 120.48 GiB is free. Process 7 has ..."})
     assert f"{script.free_memory() / GIB:.2f}" == "120.48"

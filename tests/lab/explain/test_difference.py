@@ -113,6 +113,6 @@ def test_a_condition_that_holds_fails_the_command(
 
 
 @pytest.mark.parametrize("text", ["", "peak_live", "peak_live > x", "peak_live > 1.2.3", "speed > 1", "peak_live == 1"])
-def test_a_condition_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_condition_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="unknown condition"):
         Condition.parse(text)

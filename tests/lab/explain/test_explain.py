@@ -84,7 +84,7 @@ def test_causes_of_waste_add_up_in_recorded_runs(path: Path) -> None:
     assert all(each.peak_reserved_bytes < 0.99 * result.peak_reserved_bytes for each in found.suggestions)
 
 
-def test_rounding_is_what_blocks_have_more_than_was_asked_for() -> None:
+def test_rounding_is_what_blocks_have_beyond_the_requested_size() -> None:
     allocator = an_allocator()
     kept = [allocator.malloc(1000) for _ in range(4)]
     allocator.malloc(12 * MIB)
@@ -93,7 +93,7 @@ def test_rounding_is_what_blocks_have_more_than_was_asked_for() -> None:
     assert found.waste.pieces == 2 * MIB - 4 * 1024
 
 
-def test_free_memory_of_other_streams_is_told_apart() -> None:
+def test_free_memory_of_other_streams_is_distinguished() -> None:
     allocator = an_allocator()
     stream = allotment.Stream(allocator)
     allocator.free(allocator.malloc(12 * MIB, stream))
@@ -101,7 +101,7 @@ def test_free_memory_of_other_streams_is_told_apart() -> None:
     assert explained(allocator).waste.other_streams == 12 * MIB
 
 
-def test_free_memory_of_private_pools_is_told_apart() -> None:
+def test_free_memory_of_private_pools_is_distinguished() -> None:
     allocator = an_allocator()
     with allocator.pool() as pool:
         allocator.free(allocator.malloc(12 * MIB))
@@ -111,7 +111,7 @@ def test_free_memory_of_private_pools_is_told_apart() -> None:
     del pool
 
 
-def test_freed_blocks_that_wait_for_other_streams_are_told_apart() -> None:
+def test_freed_blocks_that_wait_for_other_streams_are_distinguished() -> None:
     allocator = an_allocator()
     stream = allotment.Stream(allocator)
     allocator.free(allocator.malloc(14 * MIB))  # a history that shows when frees are done
@@ -204,7 +204,7 @@ def allocated_by(allocator: allotment.Allocator, size: int) -> int:
     return allocator.malloc(size)
 
 
-def test_who_holds_most_in_use_is_told_where_that_is_another_moment() -> None:
+def test_holders_of_most_in_use_are_shown_if_that_is_another_moment() -> None:
     allocator = an_allocator()
     many = [allocator.malloc(2 * MIB) for _ in range(20)]  # two segments, of which one block each stays
     for place, block in enumerate(many):
@@ -248,7 +248,7 @@ def test_ratios_of_reserved_memory_are_those_of_the_most_that_was_reserved() -> 
     assert compare(one, other).ratios["peak_reserved"] == 940 / 762
 
 
-def test_holders_by_stack_tell_the_callers_of_a_line_apart() -> None:
+def test_holders_by_stack_distinguish_the_callers_of_a_line() -> None:
     allocator = an_allocator()
     kept = [allocated_by(allocator, 14 * MIB)]
     kept += [allocated_by(allocator, 12 * MIB)]
@@ -303,7 +303,7 @@ def with_a_microsecond_between(snapshot: dict[str, Any]) -> bytes:
     return pickle.dumps(snapshot)
 
 
-def test_memory_is_told_by_what_the_program_calls_it() -> None:
+def test_memory_is_shown_under_the_programs_own_names() -> None:
     peak = explain(read_recording(with_a_microsecond_between(labelled().snapshot()))).peak
     said = {(each.source, each.name): each.bytes for each in peak.categories if each.name}
     assert said == {
@@ -332,7 +332,7 @@ def test_annotations_that_make_no_sense_say_nothing() -> None:
     assert explain(read_recording(pickle.dumps(snapshot))).peak.categories == []
 
 
-def test_compiled_regions_are_told_apart() -> None:
+def test_compiled_regions_are_distinguished() -> None:
     allocator = an_allocator()
     allocator.malloc(2 * MIB)
     snapshot = allocator.snapshot()
@@ -368,7 +368,7 @@ def out_of_memory() -> allotment.Allocator:
     return allocator
 
 
-def test_a_request_that_failed_is_told_with_its_line_and_what_was_free() -> None:
+def test_a_failed_request_is_reported_with_its_line_and_the_free_memory() -> None:
     failure = explained(out_of_memory()).failure
     assert failure is not None
     assert failure.size == 30 * MIB
@@ -378,7 +378,7 @@ def test_a_request_that_failed_is_told_with_its_line_and_what_was_free() -> None
     assert Path(__file__).name in here[0].reason
 
 
-def test_of_several_requests_that_failed_the_first_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_of_several_failed_requests_the_first_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     allocator = out_of_memory()
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(40 * MIB)
@@ -444,7 +444,7 @@ def test_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str], tmp_path
     assert set(report["bounds"]) == {"peak_live_bytes", "packing_bytes"}
 
 
-def test_people_are_told_the_failure_and_the_line_to_paste(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_people_see_the_failure_and_the_line_to_paste(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "oom.pickle"
     file.write_bytes(recorded(out_of_memory()))
     code, out = run(capsys, str(file))
@@ -464,7 +464,7 @@ def test_the_screen_says_what_a_change_gains_and_costs(capsys: pytest.CaptureFix
     assert f"{first.driver_ms - found.driver_ms:+,.1f} ms" in line
 
 
-def test_which_device_of_several_is_shown_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_shown_device_of_several_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     snapshots = []
     for size in (12, 14):
         allocator = an_allocator()
@@ -491,7 +491,7 @@ def test_a_name_with_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]
     assert "[bold]train[/].py" in run(capsys, str(file))[1]
 
 
-def test_what_is_no_snapshot_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_anything_but_a_snapshot_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_text("hello")
     assert run(capsys, str(file))[0] == 2

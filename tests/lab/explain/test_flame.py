@@ -45,7 +45,7 @@ def test_the_whole_is_what_explain_says() -> None:
     assert flame_of(Study(recording)).totals["waste"][0] == explain(recording).waste.total
 
 
-def test_callers_come_before_what_they_call_and_own_code_is_told_from_libraries() -> None:
+def test_callers_come_before_what_they_call_and_own_code_is_distinguished_from_libraries() -> None:
     program = Program()
     program.free(program.ask(3 * MIB, forward(31)))
     program.ask(2 * MIB, own(7))

@@ -44,7 +44,7 @@ def by_kind(study: Study, moment: int) -> dict[str, int]:
     return {each.kind: each.bytes for each in kinds_at(study, moment)}
 
 
-def test_a_training_step_is_told_apart_to_the_byte() -> None:
+def test_a_training_step_is_classified_to_the_byte() -> None:
     study = Study(read_recording(trained().recorded()))
     peak = by_kind(study, int(np.argmax(study.in_use)))
     assert peak["parameters"] == 16 * MIB and peak["optimizer"] == 32 * MIB
@@ -142,7 +142,7 @@ def test_forward_frames_that_make_no_sense_are_passed_over(noted: object) -> Non
     assert explain(pickle.dumps(snapshot)).peak.live_bytes > 0
 
 
-def test_diff_and_stats_tell_kinds(tmp_path: object) -> None:
+def test_diff_and_stats_show_kinds(tmp_path: object) -> None:
     larger = Program()
     training = Training(larger, activation=16 * MIB)
     training.load()
@@ -156,7 +156,7 @@ def test_diff_and_stats_tell_kinds(tmp_path: object) -> None:
     assert {each.kind: each.bytes for each in figures_of(file).kinds}["parameters"] == 16 * MIB
 
 
-def test_a_snapshot_without_a_history_has_the_kinds_that_stacks_tell() -> None:
+def test_a_snapshot_without_a_history_has_the_kinds_that_stacks_show() -> None:
     snapshot = trained().snapshot()
     snapshot["device_traces"] = []
     kinds = {each.kind: each.bytes for each in explain_end(read_source(pickle.dumps(snapshot))).peak.kinds}

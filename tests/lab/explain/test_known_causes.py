@@ -48,7 +48,7 @@ def test_the_cause_is_the_first_thing_on_the_screen(capsys: pytest.CaptureFixtur
     assert out.startswith("What to change in the program 1. The same model exists twice")
 
 
-def test_a_leak_is_told_with_its_line_its_start_and_the_step_at_which_it_ran_out() -> None:
+def test_a_leak_is_reported_with_its_line_its_start_and_the_step_at_which_it_ran_out() -> None:
     found = explain(leak_of_losses("420MiB").recorded())
     growth = found.growth
     assert found.failure is not None and found.failure.ends_recording and growth is not None
@@ -101,7 +101,7 @@ def test_what_a_closure_keeps_is_found_wherever_in_the_step_it_is_replaced() -> 
         assert "96.0 MiB of the previous step are still in use" in found.advice[0].text, place
 
 
-def test_a_leak_is_not_told_again_as_something_of_the_previous_step() -> None:
+def test_a_leak_is_not_reported_again_as_memory_of_the_previous_step() -> None:
     texts = [each.text for each in explain(leak_of_losses(ends=True).recorded()).advice]
     assert "grows by" in texts[0] and not any("previous step" in text for text in texts)
 
@@ -112,7 +112,7 @@ def test_settings_that_save_driver_time_but_no_memory_are_not_advice(monkeypatch
     assert not any(each.kind == "settings" for each in found.advice) and found.suggestions == []
 
 
-def test_free_memory_of_one_kind_is_told_once() -> None:
+def test_free_memory_of_one_kind_is_reported_once() -> None:
     text = explain(TRACES / "gpt2_fixed.default.pickle.gz").advice[0].text
     assert text.startswith("1,593.8 MiB of reserved memory are free and serve nothing, in pieces beside blocks in use,")
     assert text.count("1,593.8 MiB") == 1
@@ -131,7 +131,7 @@ def test_the_two_workspaces_of_any_training_are_no_finding() -> None:
     assert not any("workspaces" in text for text in texts)
 
 
-def test_workspaces_are_told_by_size_where_only_python_stacks_were_recorded() -> None:
+def test_workspaces_are_recognized_by_size_if_only_python_stacks_were_recorded() -> None:
     found = explain(cached_workspace(is_named=False).recorded())
     assert "12 workspaces" in found.advice[0].text
     assert next(each for each in found.peak.kinds if each.kind == "workspaces").sure == pytest.approx(0.6)
@@ -150,7 +150,7 @@ def test_where_nothing_fits_the_device_that_would_is_named(capsys: pytest.Captur
     assert "The smallest sufficient device has" in on_screen(capsys, tmp_path, program, "tune", "--budget", "5")
 
 
-def test_how_to_record_stacks_is_said_where_there_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_how_to_record_stacks_is_shown_if_none_exist(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = "torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="
     assert line not in on_screen(capsys, tmp_path, two_models(), "explain")
     with pytest.raises(SystemExit):

@@ -36,7 +36,7 @@ def test_steps_are_found_and_nothing_grows_in_a_loop_that_frees_what_it_makes() 
     assert growth(program) is None
 
 
-def test_a_leak_that_begins_later_is_told_from_there_on() -> None:
+def test_a_leak_that_begins_later_is_reported_from_there_on() -> None:
     program, training = trained()
     for step in range(40):
         training.step()
@@ -47,7 +47,7 @@ def test_a_leak_that_begins_later_is_told_from_there_on() -> None:
     assert found.where == f"{HOME}/train.py:57 train" and found.runs_out_at_step is None
 
 
-def test_a_leak_in_some_steps_only_is_told_by_its_mean() -> None:
+def test_a_leak_in_some_steps_only_is_reported_by_its_mean() -> None:
     program, training = trained()
     for step in range(60):
         training.step()

@@ -115,7 +115,7 @@ def test_the_commands_take_folders_and_name_the_rank_that_decides(
     assert "rank11.pickle" in err
 
 
-def test_a_cluster_without_dask_is_said_by_name(monkeypatch: pytest.MonkeyPatch, ranks: Path) -> None:
+def test_a_cluster_without_dask_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, ranks: Path) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(UnsupportedError, match=r"allotment\[dask\]"):
         for_each_file(snapshot_files([str(ranks)]), figures_of, "tcp://127.0.0.1:1")

@@ -195,7 +195,7 @@ def test_lanes_never_make_a_free_wait_for_one_that_completes_later() -> None:
         assert list(due[taken == lane]) == sorted(due[taken == lane])
 
 
-def test_missing_entries_are_said_and_not_called_a_difference() -> None:
+def test_missing_entries_are_reported_and_not_as_a_difference() -> None:
     data, _ = recorded_program(3)
     snapshot = pickle.loads(data)
     trace = snapshot["device_traces"][0]
@@ -224,7 +224,7 @@ def test_a_snapshot_without_history_is_refused_in_one_way(content: Any, device: 
         read_recording(pickle.dumps(content), device)
 
 
-def test_a_device_without_history_is_told_which_have_one() -> None:
+def test_a_device_without_history_names_those_that_have_one() -> None:
     data, _ = recorded_program(3)
     snapshot = pickle.loads(data)
     snapshot["device_traces"].append([])
@@ -344,7 +344,7 @@ def test_a_capacity_without_a_unit_is_not_taken_for_a_few_bytes(capsys: pytest.C
     assert "write 80GiB or 80MiB, or 80B for bytes" in capsys.readouterr().err
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert not ended.value.code

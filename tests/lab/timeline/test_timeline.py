@@ -72,7 +72,7 @@ def test_pieces_tile_all_addresses_that_ever_had_memory(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sample(TRACES), ids=lambda path: path.name)
-def test_peaks_and_waste_are_those_that_explain_tells(path: Path) -> None:
+def test_peaks_and_waste_are_those_of_explain(path: Path) -> None:
     recording, timeline = recording_in(path), timeline_in(path)
     told = explain(recording)
     moment, most = timeline.peak_reserved

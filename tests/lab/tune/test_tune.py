@@ -83,7 +83,7 @@ def advised(recording, candidate: Candidate) -> Candidate:
     return advice[0]
 
 
-def test_what_another_pace_of_streams_would_need_is_said_and_holds_the_real_run(recording) -> None:
+def test_the_range_over_the_paces_of_streams_is_shown_and_contains_the_real_run(recording) -> None:
     predicted = try_settings(recording, ["expandable_segments:True"], None)[0]
     least, most = advised(recording, predicted).paced_bytes
     real = read_recording(TRACES / "streams_prefetch.expandable.pickle.gz").replay().peak_reserved_bytes
