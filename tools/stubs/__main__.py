@@ -3,8 +3,8 @@
     python tools/stubs              write them all
     python tools/stubs --check      name those that are out of date, and write nothing
 
-Types and docstrings are in the code; a stub is a copy for type checkers and editors, which cannot read Cython. It
-contains, for each name without a leading underscore:
+Types and docstrings are in the code. A stub repeats the types for type checkers and editors, which cannot read Cython;
+Python itself finds the docstrings in the compiled modules. A stub contains, for each name without a leading underscore:
 
     functions, methods      A parameter's type is its annotation, or else its C type. The result's is its annotation.
     classes                 `__init__`, or `__cinit__` where there is none; special methods that have a docstring, an

@@ -13,7 +13,6 @@ class Function:
     name: str
     parameters: list[str]
     returns: str
-    doc: str | None
     decorators: list[str] = field(default_factory=list)
 
 
@@ -21,7 +20,6 @@ class Function:
 class Variable:
     name: str
     type: str | None  # None: a member of an enumeration
-    doc: str | None = None
     replaces: bool = False  # perhaps something else that a base class has under this name
 
 
@@ -29,7 +27,6 @@ class Variable:
 class Class:
     name: str
     bases: list[str]
-    doc: str | None
     members: list[Function | Variable] = field(default_factory=list)
 
 

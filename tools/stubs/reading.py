@@ -18,6 +18,7 @@ PYTHON_TYPES = {"str", "bytes", "tuple", "list", "dict", "set", "frozenset", "by
 ARRAY_ITEMS = {f"{kind}{bits}_t": f"np.{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 ARRAY_ITEMS |= {"char": "np.uint8", "double": "np.float64", "float": "np.float32"}
 
+SIGNATURE_END = "\n--\n\n"  # in a compiled class's docstring, where `inspect.signature` looks for it
 SPECIAL = {  # special methods with a fixed form; others appear if they have annotations or a docstring
     "__bool__": "(self) -> bool",
     "__contains__": "(self, item: object) -> bool",
@@ -130,16 +131,12 @@ class Reader:
                     self.declared[statement.class_name] = statement
 
     def read(self) -> Module:
-        previous = None
         for statement in statements(parsed(self.path).body):
             self.read_import(statement)
             self.read_maker(statement)
             item = self.read_item(statement)
             if item is not None:
                 self.module.items.append(item)
-            elif isinstance(previous, Variable):
-                previous.doc = text_of(statement)
-            previous = item
         return self.module
 
     def complain(self, node: Any, text: str) -> None:
@@ -180,22 +177,20 @@ class Reader:
     def read_class(self, node: Any) -> Class:
         """Read a Python class."""
         bases = [written(base) for base in getattr(node.bases, "args", [])]
-        cls = Class(node.name, bases, node.doc)
+        cls = Class(node.name, bases)
         in_enum = any(base.split(".")[-1] in ("IntEnum", "IntFlag", "Enum", "StrEnum") for base in bases)
         for statement in statements(node.body):
             if isinstance(statement, Nodes.DefNode):
                 self.add_method(cls, statement)
             elif (variable := self.read_variable(statement, in_enum)) is not None:
                 cls.members.append(variable)
-            elif cls.members and isinstance(cls.members[-1], Variable) and text_of(statement):
-                cls.members[-1].doc = text_of(statement)
         return cls
 
     def read_compiled_class(self, node: Any) -> Class | None:
         """Read a `cdef class`; None if it offers nothing to Python, not even a signature: it is visible by accident."""
         declared = self.declared.get(node.class_name)
         bases = node.bases if node.bases and node.bases.args else getattr(declared, "bases", None)
-        cls = Class(node.class_name, [written(base) for base in getattr(bases, "args", [])], node.doc)
+        cls = Class(node.class_name, [written(base) for base in getattr(bases, "args", [])])
         methods = [one for one in statements(node.body) if isinstance(one, Nodes.DefNode)]
         has_init = any(method.name == "__init__" for method in methods)
         properties = {one.name for one in methods}
@@ -211,10 +206,9 @@ class Reader:
                 constructor = method
             if not (method.name == "__cinit__" and has_init):
                 self.add_method(cls, method)
-        if not any(is_public(member.name) for member in cls.members) and cls.doc == without_signature(cls.doc):
+        if not any(is_public(member.name) for member in cls.members) and SIGNATURE_END not in (node.doc or ""):
             return None
         self.check_signature(node, constructor)
-        cls.doc = without_signature(cls.doc)
         return cls
 
     def read_made(self, node: Any) -> list[Variable]:
@@ -245,7 +239,7 @@ class Reader:
             if node.visibility == "public":
                 yield Variable(name, kind)
             else:
-                yield Function(name, ["self"], kind, None, ["property"])
+                yield Function(name, ["self"], kind, ["property"])
 
     def add_method(self, cls: Class, node: Any) -> None:
         if is_public(node.name) or (not is_special(node.name) and node.return_type_annotation):
@@ -257,7 +251,7 @@ class Reader:
                 return
             if node.name in SPECIAL and not (node.return_type_annotation and node.name != "__exit__"):
                 arguments, returns = SPECIAL[node.name].rsplit(" -> ", 1)
-                cls.members.append(Function(name, split_parameters(arguments[1:-1]), returns, node.doc))
+                cls.members.append(Function(name, split_parameters(arguments[1:-1]), returns))
             elif is_described:
                 function = self.read_function(node, is_method=True)
                 function.name = name
@@ -274,7 +268,7 @@ class Reader:
             if not any(one.endswith(".setter") for one in decorators):
                 self.complain(node, f"{node.name} does not say what it returns: def {node.name}(...) -> ...")
             returns = "None"
-        return Function(node.name, self.parameters(node, has_self), returns, node.doc, decorators)
+        return Function(node.name, self.parameters(node, has_self), returns, decorators)
 
     def parameters(self, node: Any, has_self: bool) -> list[str]:
         parts: list[str] = []
@@ -323,7 +317,7 @@ class Reader:
         """Check that the class's docstring shows its signature, or none if it cannot be called."""
         if node.doc is None:
             return
-        shown = node.doc.split("\n--\n\n")[0] if "\n--\n\n" in node.doc else None
+        shown = node.doc.split(SIGNATURE_END)[0] if SIGNATURE_END in node.doc else None
         if constructor is None or constructor.star_arg:
             return
         arguments = []
@@ -337,16 +331,6 @@ class Reader:
 
 def is_compound(base_type: Any) -> bool:
     return base_type is not None and not isinstance(base_type, Nodes.CSimpleBaseTypeNode)
-
-
-def text_of(statement: Any) -> str | None:
-    """Return the text of a statement that is only a string."""
-    expression = getattr(statement, "expr", None)
-    return str(expression.value) if isinstance(expression, ExprNodes.UnicodeNode) else None
-
-
-def without_signature(doc: str | None) -> str | None:
-    return doc.split("\n--\n\n", 1)[-1] if doc else doc
 
 
 def split_parameters(text: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
 import sys
 
 from model import Class, Function, Module, Variable
@@ -139,32 +138,15 @@ def wrapped(start: str, parts: list[str], opening: str = "", closing: str = "", 
     return f"{indent}{start}{opening}\n{body}{indent}{closing}{end}"
 
 
-def docstring_lines(doc: str, indent: str) -> list[str]:
-    text = inspect.cleandoc(doc).strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    if text.startswith('"'):
-        text = " " + text
-    if text.endswith('"'):
-        text = text[:-1] + '\\"'
-    lines = text.split("\n")
-    quoted = [f'{indent}"""{lines[0]}', *(f"{indent}{line}".rstrip() for line in lines[1:])]
-    if len(lines) == 1 and len(quoted[0]) + 3 <= WIDTH:
-        return [quoted[0] + '"""']
-    return [*quoted, f'{indent}"""']
-
-
 def function_lines(function: Function, indent: str) -> list[str]:
     lines = [f"{indent}@{decorator}" for decorator in function.decorators]
-    end = f") -> {function.returns}:" + ("" if function.doc else " ...")
-    header = wrapped(f"def {function.name}(", function.parameters, end=end, indent=indent)
-    lines += header.split("\n")
-    return lines + (docstring_lines(function.doc, indent + "    ") if function.doc else [])
+    header = wrapped(f"def {function.name}(", function.parameters, end=f") -> {function.returns}: ...", indent=indent)
+    return lines + header.split("\n")
 
 
-def variable_lines(variable: Variable, indent: str) -> list[str]:
-    lines = [f"{indent}{variable.name} = ..." if variable.type is None else f"{indent}{variable.name}: {variable.type}"]
-    if variable.replaces:
-        lines[0] += "  # type: ignore[assignment, override]"
-    return lines + (docstring_lines(variable.doc, indent) if variable.doc else [])
+def variable_line(variable: Variable, indent: str) -> str:
+    line = f"{indent}{variable.name} = ..." if variable.type is None else f"{indent}{variable.name}: {variable.type}"
+    return line + ("  # type: ignore[assignment, override]" if variable.replaces else "")
 
 
 def class_lines(cls: Class) -> list[str]:
@@ -172,13 +154,13 @@ def class_lines(cls: Class) -> list[str]:
     lines = [f"class {cls.name}{'(' + ', '.join(bases) + ')' if bases else ''}:"]
     if has_buffer(cls):
         lines[0] += "  # type: ignore[misc]"
-    if cls.doc:
-        lines += [*docstring_lines(cls.doc, "    "), ""]
+    if not cls.members:
+        lines[0] += " ..."
     before: Function | Variable | None = None
     for member in cls.members:
         if isinstance(before, Variable) and isinstance(member, Function):
             lines.append("")
-        lines += variable_lines(member, "    ") if isinstance(member, Variable) else function_lines(member, "    ")
+        lines += [variable_line(member, "    ")] if isinstance(member, Variable) else function_lines(member, "    ")
         before = member
     return lines
 
@@ -188,10 +170,13 @@ def stub_text(module: Module, classes: dict[str, set[str]]) -> str:
     lines += import_lines(module, classes)
     if any(has_buffer(item) for item in module.items):
         lines += BUFFER_LINES
+    before: Function | Class | Variable | None = None
     for item in module.items:
+        if before is not None and not (isinstance(before, Function) and isinstance(item, Function)):
+            lines.append("")
         if isinstance(item, Class):
             lines += class_lines(item)
         else:
-            lines += variable_lines(item, "") if isinstance(item, Variable) else function_lines(item, "")
-        lines.append("")
-    return "\n".join(lines).rstrip("\n") + "\n"
+            lines += [variable_line(item, "")] if isinstance(item, Variable) else function_lines(item, "")
+        before = item
+    return "\n".join(lines) + "\n"

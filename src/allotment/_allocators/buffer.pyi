@@ -15,14 +15,6 @@ else:
     _HasBuffer: TypeAlias = Any
 
 class Buffer(_HasBuffer):  # type: ignore[misc]
-    """A block of an allocator, freed when the last reference to it goes; `Allocator.empty` makes one.
-
-    Other libraries see it without a copy, as bytes: through the buffer protocol and `numpy.asarray` (host memory),
-    DLPack (host and CUDA), and `__cuda_array_interface__` (CUDA). Consumers that got it that way keep it alive. Its
-    free is stream-ordered like any other. `with buffer:` closes it at the end of the block; `buffer[start:stop]` is a
-    part of it that keeps it alive.
-    """
-
     def __init__(
         self, allocator: DeviceAllocator | HostMemory, address: int, size: int, stream: Stream | int = 0
     ) -> None: ...
@@ -30,51 +22,24 @@ class Buffer(_HasBuffer):  # type: ignore[misc]
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
-    def close(self) -> None:
-        """Free the block now, in stream order, instead of with the last reference. A second call does nothing.
-
-        A slice drops its reference to the buffer of which it is a part. Raises BufferError while arrays, DLPack
-        capsules or slices use the memory (`__cuda_array_interface__` leaves no trace, so its consumers are not known).
-        """
+    def close(self) -> None: ...
     @property
-    def closed(self) -> bool:
-        """Whether it was closed, and so has no memory."""
-    def __getitem__(self, part: slice) -> Buffer:
-        """Return the bytes from `start` to `stop` as a buffer that keeps this one's block alive.
-
-        Raises TypeError for a single index (`memoryview(buffer)` reads bytes), ValueError for a step.
-        """
+    def closed(self) -> bool: ...
+    def __getitem__(self, part: slice) -> Buffer: ...
     def __len__(self) -> int: ...
     @property
-    def allocator(self) -> DeviceAllocator | HostMemory:
-        """Allocator that owns the block, to which the block returns."""
+    def allocator(self) -> DeviceAllocator | HostMemory: ...
     @property
-    def address(self) -> int:
-        """Start of the memory; 0 for a buffer of 0 bytes.
-
-        Raises RequestError if the buffer is closed, or if its block has ended because its pool was restored to a state
-        without that block.
-        """
+    def address(self) -> int: ...
     @property
-    def block(self) -> int:
-        """Start of the block that contains the memory; for a slice, of the block of the buffer that it is a part of."""
+    def block(self) -> int: ...
     @property
-    def size(self) -> int:
-        """Number of bytes requested."""
+    def size(self) -> int: ...
     @property
-    def stream(self) -> Stream | int:
-        """Stream of the request, as the caller passed it."""
-    def record_stream(self, stream: Stream | int) -> None:
-        """Declare that work on `stream` uses this memory, so that its free waits for that work.
-
-        Raises StreamError, UnsupportedError for memory of an allocator without streams.
-        """
+    def stream(self) -> Stream | int: ...
+    def record_stream(self, stream: Stream | int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Return (kind, index) of the device in DLPack's numbering.
-
-        Raises BufferError for a device unknown to DLPack.
-        """
+    def __dlpack_device__(self) -> tuple[int, int]: ...
     def __dlpack__(
         self,
         *,
@@ -82,8 +47,6 @@ class Buffer(_HasBuffer):  # type: ignore[misc]
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any:
-        """Return the memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
+    ) -> Any: ...
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The memory in the form that other CUDA libraries read. Raises AttributeError unless it is CUDA memory."""
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...

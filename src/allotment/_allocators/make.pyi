@@ -7,12 +7,4 @@ from allotment._settings.record import Settings
 
 def make_allocator(
     device: str | Device = "host", *, settings: str | Settings | None = None, limit: int | str | None = None
-) -> Allocator | AsyncAllocator:
-    """Return an allocator of the class that the settings ask for: an `Allocator`, or an `AsyncAllocator`.
-
-    "backend:cudaMallocAsync" asks for the second, everything else for the first.
-
-    The arguments are those of the classes; the default of `settings` is the environment variable ALLOTMENT_CONF. Raises
-    SettingsError, RequestError for an unknown device name, UnsupportedError if the device has no pool of its own, and
-    DeviceError.
-    """
+) -> Allocator | AsyncAllocator: ...

@@ -3,5 +3,4 @@
 from collections.abc import Callable
 from typing import Any
 
-def noted(kept: list[Any], item: Any, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """Call a compiled function, and append `item` to `kept` if it succeeds; return the function's result."""
+def noted(kept: list[Any], item: Any, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any: ...

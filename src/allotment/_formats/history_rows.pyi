@@ -4,8 +4,6 @@ from enum import IntEnum
 from typing import Any
 
 class FrameKind(IntEnum):
-    """Content of a frame of a history file."""
-
     SNAPSHOT = ...
     STACKS = ...
     NAMES = ...
@@ -19,12 +17,9 @@ HEAD_BYTES: int
 
 LEAST_ROW_BYTES: int
 
-def checksum_of(content: bytes) -> int:
-    """Return the checksum in the header of a frame with this content."""
+def checksum_of(content: bytes) -> int: ...
 
 class Columns:
-    """A history of `count` records, filled by `read`; `filled` is the number so far."""
-
     @property
     def action(self) -> Any: ...
     @property
@@ -48,5 +43,4 @@ class Columns:
     @property
     def filled(self) -> int: ...
     def __init__(self, count: int) -> None: ...
-    def read(self, rows: bytes) -> int:
-        """Add complete rows as far as there is room; return how many were added."""
+    def read(self, rows: bytes) -> int: ...

@@ -5,6 +5,4 @@ from typing import Any
 from allotment._core.contract.table import Device
 
 class PinnedMemory(Device):
-    """Pinned memory of a device, as a device of its own."""
-
     def __init__(self, inner: Any, settings: Any, numa_node: int | None) -> None: ...

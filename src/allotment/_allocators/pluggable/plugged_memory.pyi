@@ -2,5 +2,4 @@
 
 from allotment._allocators.base import AllocatorBase
 
-class PluggedMemory(AllocatorBase):
-    """Functions that provide memory, and the records of it; users hold a `PluggableAllocator`."""
+class PluggedMemory(AllocatorBase): ...

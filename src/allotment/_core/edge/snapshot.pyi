@@ -8,5 +8,4 @@ def assembled(
     device_count: int,
     settings: dict[str, Any],
     annotations: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """Return a snapshot made of its parts: the history of each device by its index, and the fields of all devices."""
+) -> dict[str, Any]: ...

@@ -2,5 +2,4 @@
 
 from typing import Any
 
-def fork_safe_lock() -> Any:
-    """Return a new `threading.RLock`: reentrant, because the forking thread may hold it."""
+def fork_safe_lock() -> Any: ...

@@ -4,5 +4,4 @@ FUNCTIONS: tuple[str, ...]
 
 OPTIONAL_FUNCTIONS: frozenset[str]
 
-def driver_version() -> int:
-    """Return the newest CUDA version that the driver supports: 1000 * major + 10 * minor. Raises DeviceError."""
+def driver_version() -> int: ...
