@@ -1,4 +1,4 @@
-"""What was in paused memory, kept on the host or in a file until it is resumed.
+"""The contents of paused memory, kept on the host or in a file until it is resumed.
 
 `copying` moves it there and back; `host_copy` and `file_copy` are where it can be. By default nothing is kept beyond
 the last use of it: what is taken at a pause is given back at the resume.
@@ -20,7 +20,7 @@ cdef class Contents:
     cdef size_t count
     cdef bytes_t total
     cdef bytes_t span
-    cdef HostCopy memory        # one of these two, or None: not obtained
+    cdef HostCopy memory        # one of these two, or None: not allocated
     cdef FileCopy file
     cdef uint64_t* checksums    # of the file
     cdef bint keep_host         # `memory` is for the next pause too

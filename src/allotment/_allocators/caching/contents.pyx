@@ -14,14 +14,14 @@ from allotment._core.mechanism.pausing cimport ExtentList
 from allotment.errors import UnsupportedError
 
 cdef enum:
-    MUCH = 64 << 20             # so much memory is given back to the system by several threads
+    MUCH = 64 << 20             # several threads release that much memory to the system
 
 cdef object NO_RECORDS = "the host has no memory for the allocator's own records"
 
 
 @cython.final
 cdef class Contents:
-    """What was in paused memory; allocators make one."""
+    """The contents of paused memory; allocators make one."""
 
     cdef int plan(self, Device device, const ExtentList* list) except -1:
         cdef size_t i
@@ -122,7 +122,7 @@ cdef class Contents:
         return count
 
     cdef object view(self, address_t address, bytes_t size):
-        cdef HostCopy memory = self.memory      # once: another thread may give it back
+        cdef HostCopy memory = self.memory      # only once, because another thread may release it
         cdef size_t i
         if memory is None:
             return None
@@ -134,7 +134,7 @@ cdef class Contents:
         return None
 
     cdef int drop(self, Ring ring) except -1:
-        """Give back what the contents took."""
+        """Release the memory or the file that the contents took."""
         cdef HostCopy memory = self.memory
         cdef Job job
         if memory is not None:

@@ -25,7 +25,7 @@ cdef struct Run:
 
 cdef enum Task:
     SAVE, RESTORE
-    FORGET                      # gives the pages of a copy in memory back to the system; runs mean nothing then
+    FORGET                      # releases the pages of a copy in memory to the system; runs mean nothing then
 
 cdef struct Job:
     Task task
@@ -43,15 +43,15 @@ cdef struct Job:
     uint64_t next               # span
     uint64_t end                # first span that is not to be taken
     uint64_t done               # bytes
-    uint64_t stop               # not 0: take no more
+    uint64_t stop               # not 0: take no further spans
 
 cdef struct Side:               # what one thread works with
-    void* memory                # of both buffers; NULL: none yet
+    void* memory                # of both buffers; NULL: not allocated yet
     bint pinned                 # the device made it
     char* buffers[2]            # aligned for direct I/O
     stream_t streams[2]
     int stream_count
-    # Why it stopped.
+    # The reason why a thread stopped.
     status_t status
     const char* operation       # of the device
     int error                   # errno of the file
@@ -82,4 +82,4 @@ cdef class Ring:
 
 cdef Ring new_ring(Device device)
 cdef bytes_t span_size() noexcept
-cdef bint pins_kept() noexcept      # whether host pages that are kept are pinned when they are used again
+cdef bint pins_kept() noexcept      # whether kept host pages are pinned when they are used again

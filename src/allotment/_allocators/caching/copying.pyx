@@ -142,7 +142,7 @@ def choose(*, lanes: int = 16, span: int = 2 << 20, stores: bool = True, pin_kep
     lanes_most, span_now, past_caches, pins = lanes, span, stores, pin_kept
 
 
-# More threads than the bus needs: each of them finds pages, and copies into them, at some 4 GB/s.
+# More threads than the bus needs: each of them faults in pages, and copies into them, at some 4 GB/s.
 choose()
 
 
@@ -157,7 +157,7 @@ cdef bint pins_kept() noexcept:
 # --- one span ----------------------------------------------------------------------------------------------
 
 cdef inline bint failed(Side* side, status_t status, const char* operation) noexcept nogil:
-    """Note a device's failure; always False."""
+    """Record a device's failure; always returns False."""
     side.status = status
     side.operation = operation
     return False
@@ -238,7 +238,7 @@ cdef inline void store(char* target, const char* source, size_t size) noexcept n
 
 
 cdef bint put_away(Job* job, Side* side, size_t span, int turn) noexcept nogil:
-    """Store a buffer, whose copies have been waited for, in its place."""
+    """Store a buffer, whose copies are done, in its place."""
     cdef bytes_t start = span * job.span
     cdef bytes_t size = size_of_span(job, span)
     cdef bytes_t padded = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -258,7 +258,7 @@ cdef bint put_away(Job* job, Side* side, size_t span, int turn) noexcept nogil:
 
 
 cdef bint fetch(Job* job, Side* side, size_t span, int turn) noexcept nogil:
-    """Load a buffer from its place: only what is wanted of a copy in memory."""
+    """Load a buffer from its place; of a copy in memory, only what is needed."""
     cdef bytes_t start = span * job.span
     cdef bytes_t size = size_of_span(job, span)
     cdef bytes_t padded = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -304,7 +304,7 @@ cdef bint prepare(Job* job, Side* side) noexcept nogil:
             side.memory = <void*> <uintptr_t> found
             side.pinned = True
         else:
-            side.memory = malloc(2 * job.span + ALIGNMENT)      # copies are slower, and as right
+            side.memory = malloc(2 * job.span + ALIGNMENT)      # copies are slower without them, and as correct
             side.pinned = False
         if side.memory == NULL:
             side.error = 12     # ENOMEM
@@ -323,7 +323,7 @@ cdef bint prepare(Job* job, Side* side) noexcept nogil:
 cdef bint save_spans(Job* job, Side* side) noexcept nogil:
     cdef size_t span = 0
     cdef size_t before = 0
-    cdef bint is_before = False     # a span whose copies are under way, in the other buffer
+    cdef bint is_before = False     # a span whose copies are in progress, in the other buffer
     cdef bint is_next
     cdef int turn = 0
     while True:
@@ -422,7 +422,7 @@ cdef class Lane:
 
 
 cdef object error_of(const Job* job, Lane lane):
-    """Return why a lane stopped, or None. Called by the thread that worked with it, whom the device tells."""
+    """Return why a lane stopped, or None. Runs on the thread that used the lane: the device reports by thread."""
     cdef Side* side = &lane.side
     if side.status != OK:
         return device_error(lane.device, side.status, (<bytes> side.operation).decode())
@@ -456,12 +456,12 @@ cdef class _Worker:
 
 @cython.final
 cdef class Ring:
-    """The buffers of an allocator, which its pauses and resumes take in turn."""
+    """The buffers of an allocator, which its pauses and resumes use one after the other."""
 
     cdef Lane idle_lane(self):
         try:
             return self.idle.pop()
-        except IndexError:          # also if another thread took the last one just now
+        except IndexError:          # also if another thread has just taken the last one
             return None
 
     cdef int close_idle(self) except -1:
@@ -536,12 +536,12 @@ cdef class Ring:
             job.next = job.end
 
     cdef int run_in_threads(self, Job* job, list lanes, object progress) except -1:
-        from queue import Empty, SimpleQueue    # late: few programs need it
+        from queue import Empty, SimpleQueue    # imported late: few programs need it
 
         cdef object done = SimpleQueue()
         cdef object failure = None
         cdef size_t running = 0
-        cdef uint64_t told = 0
+        cdef uint64_t reported = 0
         cdef _Worker worker
         cdef Lane lane
         for lane in lanes:
@@ -549,9 +549,9 @@ cdef class Ring:
             worker.job, worker.lane, worker.done = job, lane, done
             try:
                 _thread.start_new_thread(worker, ())
-            except RuntimeError:            # no more threads: those that run do it all
+            except RuntimeError:            # no further threads: those that run do all of it
                 break
-            except BaseException as error:  # those that run use `job`, and must end first
+            except BaseException as error:  # running threads use `job`, and must end first
                 count_store(&job.stop, 1)
                 failure = error
                 break
@@ -561,7 +561,7 @@ cdef class Ring:
         while running > 0:
             try:
                 if progress is None or count_load(&job.stop) != 0:
-                    error = done.get()      # a signal gets through
+                    error = done.get()      # lets a signal through
                 else:
                     error = done.get(timeout=0.05)
                 running -= 1
@@ -572,9 +572,9 @@ cdef class Ring:
                 count_store(&job.stop, 1)
                 failure = error if failure is None else failure
             try:
-                if progress is not None and count_load(&job.stop) == 0 and count_load(&job.done) != told:
-                    told = count_load(&job.done)
-                    progress(told, job.total)
+                if progress is not None and count_load(&job.stop) == 0 and count_load(&job.done) != reported:
+                    reported = count_load(&job.done)
+                    progress(reported, job.total)
             except BaseException as error:
                 count_store(&job.stop, 1)
                 failure = error if failure is None else failure

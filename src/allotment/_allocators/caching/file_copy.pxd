@@ -1,4 +1,4 @@
-"""A file that the contents of paused memory lie in.
+"""A file that holds the contents of paused memory.
 
 It has no name, so it is gone as soon as nobody has it open: after the resume, and when the process is killed. Children
 of a fork have it open too. If they cannot use the device, this process empties the file before it closes it.

@@ -65,7 +65,7 @@ cdef class FileCopy:
     """A file without a name, for the contents of paused memory."""
 
     cdef void close(self) noexcept:
-        # Without `os.close`: the last reference may go at the end of the program, when the module's names are gone.
+        # Without `os.close`: the last reference may be dropped at the program's end, without the module's names.
         if self.is_open:
             self.is_open = False
             with nogil:
@@ -83,7 +83,7 @@ cdef FileCopy file_copy(object folder, bytes_t size, bint for_children):
     if not hasattr(os, "pread"):
         raise UnsupportedError('this system does not support keep="file"; use keep="host"', operation="pause")
     if folder is None:
-        import tempfile     # late: few programs need it
+        import tempfile     # imported late: few programs need it
         folder = tempfile.gettempdir()
     folder = os.fspath(folder)
     check_folder(folder, whole)
@@ -108,14 +108,14 @@ cdef FileCopy file_copy(object folder, bytes_t size, bint for_children):
 
 
 cdef int flags_of(int descriptor) except -1:
-    import fcntl    # late: not on every system
+    import fcntl    # imported late: not on every system
     return fcntl.fcntl(descriptor, fcntl.F_GETFL)
 
 
 cdef int check_folder(object folder, bytes_t size) except -1:
     if not os.path.isdir(folder):
         raise RequestError(
-            f"{folder!r} is {'not a folder' if os.path.exists(folder) else 'not there'}: a file for paused memory "
+            f"{folder!r} is {'not a folder' if os.path.exists(folder) else 'missing'}: a file for paused memory "
             "needs a folder that exists")
     kind = file_system_of(folder)
     if kind in ON_MEMORY:
@@ -163,7 +163,7 @@ cdef int open_nameless(object folder) except -1:
         except OSError as error:
             if flags == 0 or error.errno != errno.EINVAL:
                 raise
-            with suppress(OSError):     # some file systems refuse direct I/O after they made the file
+            with suppress(OSError):     # some file systems refuse direct I/O after they have created the file
                 os.unlink(name)
             continue
         try:

@@ -1,4 +1,4 @@
-"""Memory of the host that the contents of paused memory lie in.
+"""Host memory that holds the contents of paused memory.
 
 Pages are found when they are first written, large ones where the system has any. They may stay for the next pause
 (`keep_host`), and are then pinned if that was chosen.
@@ -8,15 +8,15 @@ from allotment._core.contract.types cimport bytes_t
 
 cdef class HostCopy:
     cdef object pages           # mmap
-    cdef object device          # that pinned it; None
+    cdef object device          # the device that pinned it; None
     cdef char* start            # of `size` bytes, where a large page begins
     cdef bytes_t size
     cdef bytes_t skipped        # of `pages`, before `start`
 
-    cdef bint pin(self, object device) except -1        # False if the device pins no memory that is there already
+    cdef bint pin(self, object device) except -1        # False if the device cannot pin existing memory
     cdef bint fits(self, bytes_t size) noexcept         # exactly enough, but for a hundredth
     cdef object view(self, bytes_t offset, bytes_t size)    # read-only, and valid as long as it exists
-    cdef int close(self) except -1                      # nothing may use it any more
+    cdef int close(self) except -1                      # no code may use it any more
 
 # Raises MemoryError. Children of a fork that cannot use the device get no share of the pages, which would keep them.
 cdef HostCopy host_copy(bytes_t size, bint for_children)

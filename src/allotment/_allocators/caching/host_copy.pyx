@@ -65,7 +65,7 @@ cdef class HostCopy:
         if pages is not None:
             try:
                 pages.close()
-            except BufferError:     # a view that somebody still holds keeps the pages
+            except BufferError:     # a view that still exists keeps the pages
                 pass
         return 0
 
@@ -78,7 +78,7 @@ cdef HostCopy host_copy(bytes_t size, bint for_children):
     cdef HostCopy copy = HostCopy.__new__(HostCopy)
     cdef unsigned char[::1] view
     cdef uintptr_t first
-    import mmap     # late: few programs need it
+    import mmap     # imported late: few programs need it
 
     copy.size = size
     try:
@@ -90,7 +90,7 @@ cdef HostCopy host_copy(bytes_t size, bint for_children):
     first = <uintptr_t> &view[0]
     copy.start = <char*> ((first + LARGE_PAGE - 1) // LARGE_PAGE * LARGE_PAGE)
     copy.skipped = <uintptr_t> copy.start - first
-    # Whole large pages alone: the last one would take up to 2 MiB for nothing.
+    # Only whole large pages: the last one would waste up to 2 MiB.
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= LARGE_PAGE:
         with suppress(OSError):         # a system without large pages
             copy.pages.madvise(mmap.MADV_HUGEPAGE, copy.skipped, size // LARGE_PAGE * LARGE_PAGE)

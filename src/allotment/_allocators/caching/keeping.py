@@ -1,4 +1,4 @@
-"""What becomes of the contents of memory that is paused, as callers say it."""
+"""The arguments of a pause that say where its contents are kept."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`allocator.sleep`: tags and pools are paused. Their memory goes back to the device, their addresses stay.
+"""`allocator.sleep`: tags and pools are paused. Their memory returns to the device, and their addresses stay.
 
-How that is done to a pool is told in `_core/mechanism/pausing`, what becomes of its contents in `contents`.
+`_core/mechanism/pausing` does that for a pool; `contents` keeps the contents.
 """
 
 from libc.stdint cimport uint64_t
@@ -45,7 +45,7 @@ cdef class Sleep(Part):
     cdef int note_paused(self, Pausing pausing, object keeping, object owner) except -1
     cdef int undo_pauses(self, list begun) except -1
     cdef bytes_t end_pause(self, Pausing pausing) except? 0
-    # Ids of the pools that a tag, a Pool or a Tenant stands for; of the first two alone, and None for a Tenant.
+    # Ids of the pools that a tag, a Pool or a Tenant stands for. The second kind is None for a Tenant.
     cdef list pools_named(self, object whose)
     cdef list pools_with(self, uint64_t first, uint64_t second)
     cdef list pools_to_pause(self, object whose)
@@ -59,10 +59,10 @@ cdef class Sleep(Part):
     cdef int finish_resume(self, list pools, object progress) except -1
     cdef Waking plan_waking(self, uint64_t first, uint64_t second)
     cdef int wake(self, list waking) except -1
-    cdef int forget_gone(self) except -1        # contents of pools that went for good
+    cdef int forget_gone(self) except -1        # contents of pools that are gone
     cdef int require_awake(self, address_t address) except -1
     cdef void sleep_on(self, list pools) noexcept       # without memory again, as before `begin_resume`
-    # For those who write to memory by themselves: a pool that gets no requests any more is about to lose its memory,
+    # For writers other than the program: a pool that gets no requests any more is about to lose its memory,
     # and has it again, with its contents or without.
     cdef int falls_asleep(self, uint64_t first, uint64_t second) except -1
     cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1

@@ -29,7 +29,7 @@ from allotment.errors import OutOfMemoryError, PausedError, PoolError, Unsupport
 
 
 cdef int sort_by_tenant(const Range* range_, uint32_t who, set mine, dict others) except -1:
-    """The blocks in use of a range and those that follow it. pre: inside"""
+    """Return the blocks in use of a range and those that follow it. pre: inside"""
     cdef const Block* block
     while range_ != NULL:
         pool = (range_.free_list.half.pool.first, range_.free_list.half.pool.second)
@@ -57,7 +57,7 @@ cdef class Waking:
 
 @cython.final
 cdef class PartOf:
-    """Reports a part of something as a part of it all."""
+    """Reports progress of a part as progress of the whole."""
 
     cdef object progress
     cdef bytes_t before, total
@@ -97,14 +97,14 @@ cdef class Sleep(Part):
         progress: Callable[[int, int], None] | bool | None = None,
     ) -> int:
         """See `Allocator.pause`."""
-        from allotment._allocators.caching.bar import progress_shown    # late: few programs need them
+        from allotment._allocators.caching.bar import progress_shown    # imported late: few programs need them
         from allotment._allocators.caching.keeping import Keeping
 
         keeping = Keeping(keep, keep_host, folder, host_limit)
         owner = tag.name if Limits(self.allocator).is_tenant(tag) else None
-        with progress_shown(progress, f"pausing {tag!r}") as told:
+        with progress_shown(progress, f"pausing {tag!r}") as report:
             self.forget_gone()
-            return self.pause_pools(self.pools_to_pause(tag), keeping, told, owner)
+            return self.pause_pools(self.pools_to_pause(tag), keeping, report, owner)
 
     def contents_of(self, address: int, size: int) -> memoryview | None:
         """The contents of paused memory, read-only, as they are kept on the host; None if they are not there.
@@ -121,7 +121,7 @@ cdef class Sleep(Part):
         return None if contents is None else contents.view(start, length)
 
     def release_host_copy(self, tag: str | Pool | Tenant) -> int:
-        """Give back the host pages that `keep_host` keeps for memory that is awake; gives how many bytes went."""
+        """Release the host pages that `keep_host` keeps for memory that is awake; return their bytes."""
         cdef Contents contents
         released = 0
         for key in self.pools_to_pause(tag):
@@ -135,7 +135,7 @@ cdef class Sleep(Part):
         """See `Allocator.resume`."""
         from allotment._allocators.caching.bar import progress_shown    # late: few programs need it
 
-        with progress_shown(progress, f"resuming {tag!r}") as told:
+        with progress_shown(progress, f"resuming {tag!r}") as report:
             self.finish_resume(self.begin_resume(self.pools_to_resume(tag)), told)
 
     def resume_in_background(
@@ -149,7 +149,7 @@ cdef class Sleep(Part):
         PausedError; if `result()` raises, it is asleep as before. `close` waits for it. Safe to call from several
         threads.
         """
-        from concurrent.futures import Future     # late: few programs need it
+        from concurrent.futures import Future     # imported late: few programs need it
         if progress is not None:
             read_callable(progress, "progress")
         cdef list job = []      # the pools to wake, as one item: removed by the thread, or by the caller to undo it all
@@ -195,7 +195,7 @@ cdef class Sleep(Part):
         return self.pools_with(first, second) if isinstance(whose, str) else [(first, second)]
 
     cdef list pools_with(self, uint64_t first, uint64_t second):
-        """The pool of a tag, and those that were made inside the tag: of graph captures above all."""
+        """Return the pool of a tag and the pools made inside it, most often those of graph captures."""
         cdef list found = [(first, second)]
         cdef uint32_t tag = <uint32_t> (second - tag_pool_id(0))
         cdef bint collects = self.allocator.enter_making_objects()
@@ -259,7 +259,7 @@ cdef class Sleep(Part):
         return {self.name_of_pool(first, second) for first, second in list(self.allocator.kept)}
 
     cdef int forget_gone(self) except -1:
-        """Contents of pools that are gone are wanted by nobody. Another one, awake, may have the id by now."""
+        """Contents of pools that are gone are no longer needed. Another pool, awake, may have the id by now."""
         cdef EnginePool* pool
         cdef bint collects
         cdef list gone = []     # released outside of the engine
@@ -315,7 +315,7 @@ cdef class Sleep(Part):
         return self.pools_named(tag)
 
     def _notice_tags(self) -> None:
-        """Look from now on which tag a request is in."""
+        """From now on, check which tag a request is in."""
         self.allocator.enter()
         self.allocator.engine.slow_path_reasons |= FOR_TAGS
         engine_leave(self.allocator.engine)
@@ -344,11 +344,11 @@ cdef class Sleep(Part):
             self.allocator.wait_outside()
 
     def _bytes_to_keep(self, tag: str) -> int:
-        """How many bytes of contents a pause of the tag would keep."""
+        """Return how many bytes of contents a pause of the tag would keep."""
         return self.bytes_in_use(self.pools_to_pause(tag))
 
     cdef bytes_t bytes_in_use(self, list pools) except? 0:
-        """What is to be kept of pools, those that sleep already left out."""
+        """Return the contents to keep of these pools, without those that sleep already."""
         cdef bytes_t found = 0
         cdef ExtentList extents
         cdef EnginePool* pool
@@ -365,7 +365,7 @@ cdef class Sleep(Part):
         return found
 
     cdef bytes_t pause_pools(self, list pools, object keeping, object progress, object owner) except? 0:
-        """All of them or none."""
+        """Pause all of them or none."""
         cdef list begun = []
         cdef bytes_t total = 0
         cdef bytes_t done = 0
@@ -661,7 +661,7 @@ cdef class Sleep(Part):
         return found
 
     cdef tuple pool_around(self, address_t address):
-        """The id of the pool whose range an address lies in; None if it lies in none."""
+        """Return the id of the pool whose range contains an address; None if no range does."""
         cdef const Range* range_
         cdef tuple found = None
         cdef bint collects = self.allocator.enter_making_objects()
@@ -690,7 +690,7 @@ cdef class Sleep(Part):
         return 0
 
     cdef int note_asleep(self, list ranges, str words) except -1:
-        """Let a device that can tell who is touched know."""
+        """Tell a device that reports accesses to paused memory which addresses these are."""
         note = getattr(self.allocator.device, "_note_asleep", None)
         if note is not None:
             note(ranges, words)

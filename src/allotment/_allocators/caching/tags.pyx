@@ -17,7 +17,7 @@ cdef bint[TAGS_MOST + 1] wanted         # by number: whether an object was made 
 
 
 cdef uint32_t held_number(str name) except? 0:
-    """The number of a tag, with a holder more; 0 if there is none left."""
+    """Return the number of a tag, with one more holder; 0 if none is left."""
     cdef uint32_t number
     with cython.critical_section(guard):
         number = tag_number(name, True)
@@ -128,7 +128,7 @@ cdef class tag:     # noqa: N801: entered like a function
 
 
 def pool_of_tag_named(name: str) -> PoolId:
-    """The id of the pool that a tag has on each allocator. Raises PoolError if there is no such tag."""
+    """Return the id of the pool that a tag has on each allocator. Raises PoolError if no such tag exists."""
     cdef uint32_t number = tag_number(name, False)
     if number == 0:
         raise PoolError(f"there is no tag {name!r}")
@@ -160,7 +160,7 @@ def sleep(
     each of them. Memory outside of tags stays. If a tag cannot be paused, tags paused before stay paused, and the
     error is raised. Raises what `Allocator.pause` raises.
     """
-    from allotment._allocators.caching.keeping import Keeping   # late: few programs need it
+    from allotment._allocators.caching.keeping import Keeping   # imported late: few programs need it
 
     keeping = Keeping(keep, keep_host, folder, host_limit)
     sleeping = [(allocator, name) for allocator in sleepers()
