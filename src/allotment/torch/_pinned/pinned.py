@@ -26,10 +26,10 @@ _Make = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_
 
 
 class PinnedMemory:
-    """What serves PyTorch's pinned memory, one for the process."""
+    """The allocator of PyTorch's pinned memory, one for the process."""
 
     def __init__(self, kind: Kind, settings: config.Settings) -> None:
-        """Raises SettingsError for settings that this kind gives no meaning, unless PyTorch's variables name them."""
+        """Raises SettingsError for settings without a meaning for this kind, unless PyTorch's variables name them."""
         self.kind = kind
         self.settings = settings if kind == "torch" else _settings_for_tight(settings)
         self.allocator: Any = None
@@ -56,7 +56,7 @@ class PinnedMemory:
             raise CannotBuild(f"PyTorch's pinned memory cannot be replaced: {reason.decode()}")
 
     def _address_for(self, device: int, text: Any, capacity: int) -> int:
-        """The table, of an allocator on this device if there is none yet; 0, with the reason as text."""
+        """Return the allocator's table, making the allocator on this device if needed; 0, with the reason as text."""
         try:
             return self._settled_address(device)
         except Exception as error:
@@ -93,6 +93,6 @@ def _settings_for_tight(settings: config.Settings) -> config.Settings:
 
 
 def expect_kind(kind: object) -> None:
-    """Raise RequestError for what is neither of the two, nor None."""
+    """Raise RequestError for anything but None and the two kinds."""
     if kind is not None and kind not in KINDS:
         raise RequestError(f"pinned must be 'torch' or 'tight', or None, not {kind!r}")

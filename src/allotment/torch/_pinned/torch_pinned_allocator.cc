@@ -72,7 +72,7 @@ void expect(const allotment_pinned_points* table, int ok) {
 
 uint64_t number_of(const void* address) { return reinterpret_cast<uint64_t>(address); }
 
-/* The stream that shows whether the calling thread is in a capture: of the device that is current, whichever it is. */
+/* The stream that shows whether the calling thread is in a capture: the current one of the current device. */
 uint64_t current_stream(int) {
     try {
         return number_of(c10::cuda::getCurrentCUDAStream().stream());
@@ -137,7 +137,7 @@ class Elsewhere {
         any = true;
     }
 
-    /* Whether the free of this block has to wait; then it is done by a later `poll`. A capture has no events. */
+    /* Whether the free of this block has to wait; then a later `poll` does it. A capture has no events. */
     bool takes(void* address) {
         if (C10_LIKELY(!any.load(std::memory_order_relaxed))) return false;
         std::vector<c10::cuda::CUDAStream> streams;
@@ -261,7 +261,7 @@ class History {
         try {
             static_cast<History*>(self)->add(static_cast<TraceEntry::Action>(action), address, size, {first, second});
         } catch (...) {
-            /* an entry that is lost is better than a request that fails */
+            /* losing an entry is better than failing the request */
         }
     }
 
@@ -280,7 +280,7 @@ class History {
         entries.insertEntries(entry);
     }
 
-    /* Memory that was pinned past the allocator. */
+    /* Memory that was pinned without the allocator. */
     void add_external(void* address, size_t size) {
         if (!on) return;
         const Call call(*this, RecordContext::STATE);
@@ -307,7 +307,7 @@ class History {
         add(TraceEntry::SEGMENT_FREE, number_of(address), size, {0, 0});
     }
 
-    /* Add contexts to the blocks of the allocator, and the memory that was pinned past it. */
+    /* Add contexts to the blocks of the allocator, and the memory that was pinned without it. */
     void complete(std::vector<HostSegmentInfo>& segments) {
         std::lock_guard<std::mutex> guard(mutex);
         for (auto& segment : segments) {
@@ -324,7 +324,7 @@ class History {
         }
     }
 
-    std::vector<TraceEntry> told() {
+    std::vector<TraceEntry> read() {
         const auto nanoseconds = clock.makeConverter();
         std::vector<TraceEntry> found;
         entries.getEntries(found);
@@ -405,7 +405,7 @@ struct PinnedMemory final : at::HostAllocator {
         return {address, address, &delete_block, at::Device(at::DeviceType::CPU)};
     }
 
-    /* Called by destructors, which let nothing through. */
+    /* Called by destructors, which must not throw. */
     void release(void* address) noexcept {
         if (address == nullptr) return;
         const auto* table = made.load(std::memory_order_acquire);
@@ -548,7 +548,7 @@ struct PinnedMemory final : at::HostAllocator {
         return found;
     }
 
-    std::vector<TraceEntry> get_traces() override { return history.told(); }
+    std::vector<TraceEntry> get_traces() override { return history.read(); }
     void record_external_register(void* address, size_t size) override { history.add_external(address, size); }
     void record_external_unregister(void* address) override { history.drop_external(address); }
 
@@ -564,7 +564,7 @@ struct PinnedMemory final : at::HostAllocator {
         if (C10_LIKELY(table != nullptr)) return table;
         const auto device = c10::cuda::getDeviceIndexWithPrimaryContext();
         Text text;
-        /* Without a lock of ours: threads that come at the same time are given the same. */
+        /* Without a lock of our own: threads that come at the same time get the same table. */
         table = make(device.has_value() ? *device : c10::cuda::current_device(), text.words, sizeof(text.words) - 1);
         if (table == nullptr) C10_THROW_ERROR(Error, text.said());
         table->follow_current_stream(table->context, current_stream);
@@ -590,19 +590,19 @@ PinnedMemory& pinned_memory() {
 
 void delete_block(void* address) { pinned_memory().release(address); }
 
-char told[512];
+char reason[512];
 
 }
 }
 
 extern "C" {
 
-/* Whether the tables that it will be given are of the form that this was compiled for. */
+/* Whether the tables that it will get have the form that this was compiled for. */
 __attribute__((visibility("default"))) int allotment_torch_pinned_fits(uint32_t version, size_t size) {
     return version == ALLOTMENT_PINNED_VERSION && size == sizeof(allotment_pinned_points);
 }
 
-/* Put it in the place of PyTorch's own; NULL, or why that is not possible. */
+/* Replace PyTorch's own allocator; returns NULL, or the reason why that is impossible. */
 __attribute__((visibility("default"))) const char* allotment_torch_pinned_install(allotment::Make given) {
     using namespace allotment;
     try {
@@ -615,12 +615,12 @@ __attribute__((visibility("default"))) const char* allotment_torch_pinned_instal
             follow_settings();
             return nullptr;
         }
-        std::strncpy(told, "another allocator of pinned memory is in place", sizeof(told) - 1);
+        std::strncpy(reason, "another allocator of pinned memory is installed", sizeof(reason) - 1);
     } catch (const c10::Error& error) {
-        std::strncpy(told, error.what_without_backtrace(), sizeof(told) - 1);
+        std::strncpy(reason, error.what_without_backtrace(), sizeof(reason) - 1);
     } catch (const std::exception& error) {
-        std::strncpy(told, error.what(), sizeof(told) - 1);
+        std::strncpy(reason, error.what(), sizeof(reason) - 1);
     }
-    return told;
+    return reason;
 }
 }
