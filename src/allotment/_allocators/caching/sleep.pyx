@@ -133,10 +133,10 @@ cdef class Sleep(Part):
 
     def resume(self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | bool | None = None) -> None:
         """See `Allocator.resume`."""
-        from allotment._allocators.caching.bar import progress_shown    # late: few programs need it
+        from allotment._allocators.caching.bar import progress_shown    # imported late: few programs need it
 
         with progress_shown(progress, f"resuming {tag!r}") as report:
-            self.finish_resume(self.begin_resume(self.pools_to_resume(tag)), told)
+            self.finish_resume(self.begin_resume(self.pools_to_resume(tag)), report)
 
     def resume_in_background(
         self, tag: str | Pool | Tenant, *, progress: Callable[[int, int], None] | None = None

@@ -1,4 +1,4 @@
-"""What the package torch_memory_saver offers, on Allotment's tags: same names, same meaning.
+"""The interface of the package torch_memory_saver, on Allotment's tags: same names, same meaning.
 
     python -m allotment.torch --memory-saver script.py      # `import torch_memory_saver` finds this module
 
@@ -15,4 +15,4 @@ from allotment.torch.memory_saver._saver import TorchMemorySaver
 __all__ = ["TorchMemorySaver", "configure_subprocess", "install", "torch_memory_saver"]
 
 torch_memory_saver = TorchMemorySaver()
-"""The one that programs use: `from torch_memory_saver import torch_memory_saver`."""
+"""The object that programs use: `from torch_memory_saver import torch_memory_saver`."""

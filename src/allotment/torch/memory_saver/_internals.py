@@ -1,4 +1,4 @@
-"""What programs read of torch_memory_saver's inside: the configuration of the calling thread.
+"""Internals of torch_memory_saver that programs read: the configuration of the calling thread.
 
 Its C functions are reached as `torch_memory_saver._impl._binary_wrapper.cdll.tms_get_...()`, and give C strings.
 """
@@ -31,7 +31,7 @@ class _BinaryWrapper:
 
 
 class Internals:
-    """Exists once the first region, pause or setting needed PyTorch's memory to be served."""
+    """Created when the first region, pause or setting needs PyTorch's memory to be served."""
 
     def __init__(self) -> None:
         self._binary_wrapper = _BinaryWrapper()

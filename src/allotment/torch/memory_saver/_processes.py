@@ -57,7 +57,7 @@ def configure_subprocess() -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """The variables that make `import torch_memory_saver` find this package, in the mode that is installed here."""
+    """Return the variables that make `import torch_memory_saver` find this package, in the installed mode."""
     places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", FOLDER)]
     found = {"PYTHONPATH": os.pathsep.join([FOLDER, *places])}
     mode = installed_mode()

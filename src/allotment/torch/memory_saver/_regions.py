@@ -1,7 +1,7 @@
 """Regions as tags: a region's tag and the way its contents are kept are one tag of Allotment's.
 
 Memory of one tag can be kept in several ways, because regions with one name may differ in their backup. Allotment
-pauses a tag in one way, so each pair has a tag of its own.
+pauses a tag in one way, so each pair has its own tag.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BACKENDS = ("pinned", "mmap")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """How a thread's requests are kept while they sleep. `backend` only names what the caller asked for."""
+    """How a thread's requests are kept while they sleep. `backend` only records the caller's choice."""
 
     tag: str = DEFAULT_TAG
     keep: Keep = "nothing"
@@ -36,19 +36,19 @@ class Region:
 
     @property
     def name(self) -> str:
-        """The tag of Allotment's that holds its memory."""
+        """Name of the tag in Allotment that holds its memory."""
         return f"{_PREFIX}/{self.keep}/{self.tag}" if self.active else _OUTSIDE
 
 
 def region_of(name: str) -> Region | None:
-    """The region whose memory is in a tag of Allotment's; None for a tag that is not of a region."""
+    """Return the region whose memory is in a tag of Allotment; None for a tag that is not a region's."""
     prefix, _, rest = name.partition("/")
     keep, slash, tag = rest.partition("/")
     return Region(tag, keep) if prefix == _PREFIX and slash else None  # type: ignore[arg-type]
 
 
 def keep_for(cpu: bool, disk: bool, backend: str | None) -> Keep:
-    """Raises RequestError for a combination that means nothing."""
+    """Raises RequestError for a meaningless combination."""
     if backend is not None and not cpu:
         raise RequestError(f"cpu_backup_backend={backend!r} requires enable_cpu_backup=True")
     if backend not in (None, *_BACKENDS):
@@ -72,7 +72,7 @@ def switch(variable: str) -> bool:
 
 
 def of_the_process() -> Region:
-    """The region of threads that are in none: what the variables `TMS_INIT_...` say."""
+    """Return the region of threads that are in none, according to the variables `TMS_INIT_...`."""
     backend = os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND", "pinned")
     if backend not in _BACKENDS:
         raise RequestError(f"TMS_INIT_CPU_BACKUP_BACKEND must be 'pinned' or 'mmap', not {backend!r}")
@@ -96,7 +96,7 @@ def current() -> Region:
 
 @contextmanager
 def entered(region: Region) -> Iterator[None]:
-    """Put what this thread allocates into a region. One that is not active is outside of every region."""
+    """Put what this thread allocates into a region. An inactive region stands for no region."""
     before = _thread.region
     with Tag(region.name):
         _thread.region = region

@@ -113,7 +113,7 @@ class TorchMemorySaver:
         self._ensure_initialized()
         for allocator, name, region in _regions_with_memory(tag):
             folder = self._folder if region.keep == "file" else None
-            # What is kept on the host is given back at the resume, unless it is to be retained by then.
+            # Contents kept on the host are released at the resume, unless they are to be retained by then.
             allocator.pause(name, keep=region.keep, keep_host=region.keep == "host", folder=folder)
         self._keep_margin()
 
@@ -124,7 +124,7 @@ class TorchMemorySaver:
         asleep as they were, and can be resumed later.
         """
         self._ensure_initialized()
-        self._lift_margin()  # what comes back had its memory before
+        self._lift_margin()  # memory that comes back had its memory before
         try:
             for allocator, name, region in _regions_with_memory(tag):
                 if name in allocator.paused():
@@ -218,7 +218,7 @@ class TorchMemorySaver:
         self._folder = os.fspath(path)
 
     def _ensure_initialized(self) -> None:
-        """Serve PyTorch's memory, if that is not so yet. Raises what `allotment.torch.install` raises."""
+        """Serve PyTorch's memory, unless that is done already. Raises what `allotment.torch.install` raises."""
         if self._impl is None:
             if not is_installed():
                 install()
@@ -226,7 +226,7 @@ class TorchMemorySaver:
 
 
 def _allocators_with(name: str) -> list[Allocator]:
-    """The allocators of this process that have memory in a tag of Allotment's."""
+    """Return the allocators of this process that have memory in a tag of Allotment."""
     return [allocator for allocator in _allocators() if name in allocator.sleep.tags()]
 
 
@@ -239,7 +239,7 @@ def _allocators() -> list[Allocator]:
 
 
 def _regions_with_memory(tag: str | None) -> list[tuple[Allocator, str, Region]]:
-    """What is in regions of a tag, or of all: the allocator, the tag of Allotment's, the region."""
+    """Return the regions of a tag, or of all: the allocator, the tag of Allotment, the region."""
     found = []
     for allocator in _allocators():
         for name, figures in allocator.sleep.tags().items():

@@ -1,4 +1,4 @@
-"""The place that torch_memory_saver has its class in."""
+"""The module in which torch_memory_saver has its class."""
 
 from allotment.torch.memory_saver._saver import TorchMemorySaver
 

@@ -1,4 +1,4 @@
-"""What torch_memory_saver's tests and examples import."""
+"""Names that torch_memory_saver's tests and examples import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def get_device() -> str:
 
 
 def empty_cache() -> None:
-    """Release what the allocator has cached."""
+    """Release the allocator's cached memory."""
     torch.cuda.empty_cache()
 
 

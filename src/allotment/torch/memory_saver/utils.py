@@ -14,7 +14,7 @@ def is_xpu() -> bool:
 
 @contextmanager
 def change_env(key: str, value: str) -> Iterator[None]:
-    """Have an environment variable inside, and as it was before afterwards."""
+    """Set an environment variable inside the block, and restore it afterwards."""
     before = os.environ.get(key)
     os.environ[key] = value
     try:
