@@ -2,8 +2,8 @@
 
     ALLOTMENT_VLLM=1 vllm serve MODEL --enable-sleep-mode
 
-vLLM calls `allotment._adapters.vllm_plugin` in each of its processes. With the variable, PyTorch's memory is
-Allotment's there, and vLLM's `CuMemAllocator` is the class here, for its own backend "cumem" and for ours, "allotment".
+vLLM calls `allotment._adapters.vllm_plugin` in each of its processes. With the variable, Allotment serves PyTorch's
+memory there, and vLLM's `CuMemAllocator` is the class here, for its own backend "cumem" and for ours, "allotment".
 """
 
 import sys

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PREFIX = "vllm/"
 _GRAPHS = "cudagraph"
 DEFERRABLE = ("weights", "kv_cache")
-"""What a wake by tags may leave asleep; it wakes every other tag too."""
+"""Tags that a wake by tags may leave asleep; it wakes every other tag too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Allocation:
 
 class CuMemAllocator:
     """CuMemAllocator()\n--\n
-    What vLLM calls to have memory that sleeps: one for the process, from `get_instance`.
+    vLLM's allocator for memory that sleeps: one for the process, from `get_instance`.
 
     A sleep that fails has changed nothing, unless the memory was to be discarded. A wake that fails, with
     `torch.OutOfMemoryError` if memory is short, leaves what did not fit asleep as it was; it can be tried again.
@@ -55,7 +55,7 @@ class CuMemAllocator:
 
     @classmethod
     def get_instance(cls) -> CuMemAllocator:
-        """The one of this process."""
+        """Return the one of this process."""
         if CuMemAllocator.instance is None:
             CuMemAllocator.instance = cls()
         return CuMemAllocator.instance
@@ -64,7 +64,7 @@ class CuMemAllocator:
 
     @contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
-        """Put what this thread allocates inside into a tag; at the end, what is only cached of it goes back."""
+        """Put what this thread allocates inside into a tag; at the end, release the part that is only cached."""
         with self._inside(tag or self.default_tag) as name:
             try:
                 yield
@@ -75,7 +75,7 @@ class CuMemAllocator:
 
     @contextmanager
     def cudagraph_pool(self) -> Iterator[tuple[int, int]]:
-        """The id of a pool to capture graphs into; its memory is in the tag "cudagraph"."""
+        """Return the id of a pool for graph captures; its memory is in the tag "cudagraph"."""
         with self._inside(_GRAPHS):
             if self._graph_pool is None:
                 self._graph_pool = MemPool() if installed_mode() == "hooks" else torch.cuda.MemPool()
@@ -93,12 +93,12 @@ class CuMemAllocator:
     # --- sleep ---
 
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
-        """Put all tags to sleep: those named with their contents on the host, the others without."""
+        """Put all tags to sleep: the named ones with their contents on the host, the others without."""
         if offload_tags is None:
             offload_tags = (self.default_tag,)
         elif isinstance(offload_tags, str):
             offload_tags = (offload_tags,)
-        # First those that are kept: if that fails, nothing is lost yet.
+        # First those whose contents are kept: if that fails, nothing is lost yet.
         kept = [found for found in _tags() if found[1].removeprefix(_PREFIX) in offload_tags]
         paused: list[tuple[Allocator, str]] = []
         try:
@@ -131,7 +131,7 @@ class CuMemAllocator:
         return False
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Wake all tags; with `tags`, those of "weights" and "kv_cache" that are in it, and every other tag."""
+        """Wake all tags; with `tags`, of "weights" and "kv_cache" only those named, and every other tag."""
         _release_cache()
         for allocator, name in _tags():
             tag = name.removeprefix(_PREFIX)
@@ -141,20 +141,20 @@ class CuMemAllocator:
                 except OutOfMemoryError as error:
                     raise torch.OutOfMemoryError(f"tag {tag!r} of vLLM is still asleep: {error}") from error
 
-    # --- what there is ---
+    # --- contents ---
 
     @property
     def pointer_to_data(self) -> dict[int, Allocation]:
-        """The blocks in use, awake or asleep, by address."""
+        """Return the blocks in use, awake or asleep, by address."""
         found = [block for allocator, name in _tags() for block in _blocks(allocator, name)]
         return {block.handle[2]: block for block in found}
 
     def get_current_usage(self) -> int:
-        """The bytes in use, awake or asleep."""
+        """Return the bytes in use, awake or asleep."""
         return sum(block.handle[1] for block in self.pointer_to_data.values())
 
     def release_pools(self) -> None:
-        """Give back what is only cached, and the pool of graphs once no graph uses it. May be called again."""
+        """Release cached memory, and the pool of graphs once no graph uses it. May be called again."""
         self._graph_pool = None
         _release_cache()
 
@@ -164,7 +164,7 @@ class CuMemAllocator:
 
 
 def _tags() -> list[tuple[Allocator, str]]:
-    """Every tag of vLLM's on every allocator that has memory in it, awake or asleep."""
+    """Return every tag of vLLM on every allocator that has memory in it, awake or asleep."""
     return [
         (holder, name)
         for holder in all_holders()
@@ -196,7 +196,7 @@ def _blocks(allocator: Allocator, name: str) -> list[Allocation]:
 
 
 def _release_cache() -> None:
-    """Of PyTorch and of every allocator."""
+    """Release the caches of PyTorch and of every allocator."""
     gc.collect()
     try:
         torch.cuda.empty_cache()

@@ -14,14 +14,14 @@ class AllotmentBackend(SleepModeBackend):  # type: ignore[misc]
     `sleep_mode_backend="allotment"`. Its state follows what happened: after a failed sleep it is "RUNNING"."""
 
     def suspend(self, level: int = 1) -> None:
-        """Level 1 keeps weights, runtime state and graphs on the host; level 2 all but the weights."""
+        """Level 1 keeps weights, runtime state and graphs on the host; level 2 everything except the weights."""
         _require_our_memory()
         kept = ("weights", "runtime", "cudagraph") if level == 1 else ("runtime", "cudagraph")
         CuMemAllocator.get_instance().sleep(offload_tags=kept)
         self._state = "SUSPENDED"
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """See `CuMemAllocator.wake_up`. If it fails, the state is "SUSPENDED", and it can be tried again."""
+        """See `CuMemAllocator.wake_up`. If it fails, the state is "SUSPENDED", and the wake can be repeated."""
         _require_our_memory()
         self._state = "RESUMING"
         try:
@@ -39,17 +39,17 @@ class AllotmentBackend(SleepModeBackend):  # type: ignore[misc]
 
     @classmethod
     def is_supported(cls) -> bool:
-        """Whether PyTorch's memory is Allotment's in this process."""
+        """Whether Allotment serves PyTorch's memory in this process."""
         return is_installed()
 
     @classmethod
     def preserves_communicators(cls) -> bool:
-        """True: what is in no tag stays as it is."""
+        """True: memory in no tag stays unchanged."""
         return True
 
     @classmethod
     def preserves_compiled_artifacts(cls) -> bool:
-        """True: the process goes on, and code is not in a tag."""
+        """True: the process continues, and code is not in a tag."""
         return True
 
     @classmethod
