@@ -84,7 +84,7 @@ def _attach() -> None:
     if library is None or library.depth is None:
         return
     if library.depth == "serve":
-        from allotment.preload import _serving  # late: it loads the allocators
+        from allotment.preload import _serving  # imported late: it loads the allocators
 
         library.set_up_with(_serving.set_up_on(library))
     else:

@@ -31,6 +31,6 @@ def sanitize() -> _Any:
     Needs `install` first, and a PyTorch that reports its operations to Python. Inside the block, operations cost
     several times as much.
     """
-    from allotment.torch._sanitizer import sanitize as begin  # late: loads parts of PyTorch that few programs need
+    from allotment.torch._sanitizer import sanitize as begin  # late: it loads parts of PyTorch that few programs need
 
     return begin()

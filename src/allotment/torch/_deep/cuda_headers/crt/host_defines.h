@@ -1,4 +1,4 @@
-/* The words that CUDA's headers for C are written in, for an ordinary compiler. */
+/* The keywords of CUDA's headers for C, defined for an ordinary compiler. */
 #pragma once
 #define __host__
 #define __device__
