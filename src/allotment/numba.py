@@ -108,8 +108,8 @@ class MemoryManager(_Base):  # type: ignore[misc]
             address = tenant.malloc(size, stream)
 
         pointer = _driver.binding.CUdeviceptr(address)
-        give_back = partial(_give_back, tenant, address, tenants)
-        return _cuda.MemoryPointer(proxy(self.context), pointer, size, finalizer=give_back)
+        free_on_collection = partial(_free, tenant, address, tenants)
+        return _cuda.MemoryPointer(proxy(self.context), pointer, size, finalizer=free_on_collection)
 
     def memhostalloc(self, size: int, mapped: bool = False, portable: bool = False, wc: bool = False) -> Any:
         """Allocate pinned memory, cached for reuse; mapped or write-combined memory comes from Numba's own manager.
@@ -120,8 +120,8 @@ class MemoryManager(_Base):  # type: ignore[misc]
             return super().memhostalloc(size, mapped, portable, wc)
         pinned = self.tenants.pinned_on(_device_number(self.context))
         address = pinned.malloc(size)
-        give_back = partial(_give_back, pinned, address, self.tenants)
-        return _driver.PinnedMemory(proxy(self.context), address, size, finalizer=give_back)
+        free_on_collection = partial(_free, pinned, address, self.tenants)
+        return _driver.PinnedMemory(proxy(self.context), address, size, finalizer=free_on_collection)
 
     def get_memory_info(self) -> Any:
         """Return the device's free and total memory; memory cached here counts as used."""
@@ -164,7 +164,7 @@ def _device_number(context: Any) -> int:
     return int(getattr(context.device, "id", context.device))
 
 
-def _give_back(source: Tenant | PinnedAllocator, address: int, tenants: DeviceTenants) -> None:
+def _free(source: Tenant | PinnedAllocator, address: int, tenants: DeviceTenants) -> None:
     """A finalizer that frees memory. Its reference keeps `tenants` alive as long as the memory."""
     source.free(address)
 

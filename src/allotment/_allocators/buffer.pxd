@@ -27,11 +27,11 @@ cdef class Buffer:
 
     cdef int take_over(self, address_t address) except -1
     cdef void give_back_at_the_end(self, address_t address) noexcept
-    cdef int give_back(self, address_t address) except -1
+    cdef int free_block(self, address_t address) except -1
     cdef int release(self) except -1
     cdef bint end(self) except -1
-    cdef int look(self) except -1
-    cdef void let_go(self) noexcept
+    cdef int add_view(self) except -1
+    cdef void drop_view(self) noexcept
     cdef object exported(self, int kind, int index, bint with_version)
     cdef bint has_block(self) noexcept
     cdef int check_block(self) except -1

@@ -78,13 +78,13 @@ cdef struct ExportedVersioned:
 
 
 cdef void drop_exported(DLManaged* managed) noexcept with gil:
-    (<Buffer> managed.owner).let_go()
+    (<Buffer> managed.owner).drop_view()
     Py_DECREF(<object> managed.owner)
     free(managed)
 
 
 cdef void drop_versioned(DLVersioned* managed) noexcept with gil:
-    (<Buffer> managed.owner).let_go()
+    (<Buffer> managed.owner).drop_view()
     Py_DECREF(<object> managed.owner)
     free(managed)
 
@@ -203,22 +203,22 @@ cdef class Buffer:
         whole, self.whole = self.whole, None
         section_end(&section)
         if whole is not None:
-            whole.let_go()
+            whole.drop_view()
         elif address != 0:
             if interpreter_ends():
                 self.give_back_at_the_end(address)
             else:
-                self.give_back(address)
+                self.free_block(address)
         return 0
 
     cdef void give_back_at_the_end(self, address_t address) noexcept:
         """Free as much as is possible without modules that are gone; the end of the process does the rest."""
         try:
-            self.give_back(address)
+            self.free_block(address)
         except Exception:
             pass
 
-    cdef int give_back(self, address_t address) except -1:
+    cdef int free_block(self, address_t address) except -1:
         """Free the block, unless it has another owner by now."""
         if self.owners is not None:
             (<AllocatorBase> self.allocator).free_owned(address, <void*> self)
@@ -260,13 +260,13 @@ cdef class Buffer:
         return True
 
     @cython.critical_section
-    cdef int look(self) except -1:
-        """One view more: the buffer keeps its memory until `let_go`. Raises unless it has memory."""
+    cdef int add_view(self) except -1:
+        """One view more: the buffer keeps its memory until `drop_view`. Raises unless it has memory."""
         self.check_block()
         self.views += 1
         return 0
 
-    cdef void let_go(self) noexcept:
+    cdef void drop_view(self) noexcept:
         cdef Section section
         cdef bint released
         section_begin(&section, self)
@@ -299,7 +299,7 @@ cdef class Buffer:
             self.check_block()      # another thread may have closed it
             whole = self if self.whole is None else self.whole
             piece.address = self.address + <address_t> start
-            whole.look()
+            whole.add_view()
             piece.whole = whole
         return piece
 
@@ -393,7 +393,7 @@ cdef class Buffer:
         return getattr(getattr(self.allocator, "device", None), "name", "an unknown device")
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        self.look()
+        self.add_view()
         try:
             if not self.is_host():
                 raise BufferError(
@@ -401,11 +401,11 @@ cdef class Buffer:
             self.check_memory()
             PyBuffer_FillInfo(view, self, <void*> self.address, self.size, False, flags)
         except BaseException:
-            self.let_go()
+            self.drop_view()
             raise
 
     def __releasebuffer__(self, Py_buffer* view):
-        self.let_go()
+        self.drop_view()
 
     cdef int check_memory(self) except -1:
         """Raise unless other code may see the memory, which may have been freed by its address."""
@@ -438,7 +438,7 @@ cdef class Buffer:
         copy: bool | None = None,
     ) -> Any:
         """Return the memory as a DLPack capsule, without a copy. Raises BufferError for a copy or another device."""
-        self.look()
+        self.add_view()
         try:
             kind, index = self.__dlpack_device__()
             self.check_memory()
@@ -446,7 +446,7 @@ cdef class Buffer:
                 raise BufferError("DLPack exports a Buffer as it is; a copy or another device is not supported")
             return self.exported(kind, index, takes_versions(max_version))
         except BaseException:
-            self.let_go()
+            self.drop_view()
             raise
 
     cdef object exported(self, int kind, int index, bint with_version):

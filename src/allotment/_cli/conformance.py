@@ -85,8 +85,8 @@ def _print_lines(files: list[Path], check: bool) -> list[Result]:
     finally:
         progress.stop()
     counts = Counter(result.status for result in results)
-    told = [f"{count} {status.replace('_', ' ')}" for status, count in counts.items()]
-    console.print(f"{len(results)} file{'s' if len(results) != 1 else ''}: {', '.join(told)}")
+    counted = [f"{count} {status.replace('_', ' ')}" for status, count in counts.items()]
+    console.print(f"{len(results)} file{'s' if len(results) != 1 else ''}: {', '.join(counted)}")
     return results
 
 

@@ -187,10 +187,10 @@ def _kind_shown(each: KindBytes) -> str:
 
 def _print_stacks(console: Console, peak: Peak) -> None:
     """Print the largest stacks, if they say more than lines do."""
-    told = [each for each in peak.stacks[:MOST_STACKS] if len(each.frames) > 1]
-    if told:
+    stacks = [each for each in peak.stacks[:MOST_STACKS] if len(each.frames) > 1]
+    if stacks:
         console.print("  By stack, innermost first:")
-        print_rows(console, ((exact_size(each.bytes), _stack_shown(each.frames)) for each in told))
+        print_rows(console, ((exact_size(each.bytes), _stack_shown(each.frames)) for each in stacks))
 
 
 def _stack_shown(frames: Sequence[dict[str, Any]]) -> str:
@@ -210,11 +210,11 @@ def _stack_shown(frames: Sequence[dict[str, Any]]) -> str:
 
 def _print_categories(console: Console, peak: Peak) -> None:
     for source, group in groupby(peak.categories, lambda each: each.source):
-        told = list(group)
-        rows = [(exact_size(each.bytes), each.name or "(nothing said)") for each in told[:MOST_CATEGORIES]]
-        if len(told) > MOST_CATEGORIES:
-            left = sum(each.bytes for each in told[MOST_CATEGORIES:])
-            rows.append((exact_size(left), f"in {len(told) - MOST_CATEGORIES:,} others"))
+        categories = list(group)
+        rows = [(exact_size(each.bytes), each.name or "(nothing said)") for each in categories[:MOST_CATEGORIES]]
+        if len(categories) > MOST_CATEGORIES:
+            left = sum(each.bytes for each in categories[MOST_CATEGORIES:])
+            rows.append((exact_size(left), f"in {len(categories) - MOST_CATEGORIES:,} others"))
         console.print(f"  By {SOURCES[source]}:")
         print_rows(console, rows)
 

@@ -132,8 +132,8 @@ def read_history(pieces: Iterator[bytes], limits: Limits) -> Snapshot:
     columns = Columns(count)
     for content in rows:
         columns.read(content)
-    told: dict[Scalar, Plain] = {"records": columns.filled, "lost": lost, "cut_at": frames.cut_at}
-    return _Assembled(beginning, columns, stacks, names, notes, told).snapshot()
+    facts: dict[Scalar, Plain] = {"records": columns.filled, "lost": lost, "cut_at": frames.cut_at}
+    return _Assembled(beginning, columns, stacks, names, notes, facts).snapshot()
 
 
 def _listed(content: bytes) -> list[Plain]:
@@ -146,11 +146,11 @@ def _listed(content: bytes) -> list[Plain]:
     return found
 
 
-def _extend(known: list, told: list[Plain], made) -> None:  # type: ignore[no-untyped-def, type-arg]
+def _extend(known: list, further: list[Plain], made) -> None:  # type: ignore[no-untyped-def, type-arg]
     """Add the listed values; the first number must be the next one."""
-    if not told or told[0] != len(known):
+    if not further or further[0] != len(known):
         raise FormatError("a frame of the history file does not continue the one before it")
-    known += [made(each) for each in told[1:]]
+    known += [made(each) for each in further[1:]]
 
 
 def _note(note: Plain) -> dict[str, Plain]:
@@ -182,14 +182,14 @@ class _Assembled:
         stacks: list[Stack],
         names: list[str],
         notes: list[dict[str, Plain]],
-        told: dict[Scalar, Plain],
+        facts: dict[Scalar, Plain],
     ) -> None:
         self.beginning = beginning
         self.columns = columns
         self.stacks = stacks
         self.names = names
         self.notes = notes
-        self.told = told
+        self.facts = facts
         device = beginning.extra.get("device", 0)
         self.device = device if isinstance(device, int) and 0 <= device < 1024 else 0
         self.trace = self._trace()
@@ -206,7 +206,7 @@ class _Assembled:
             user_metadata=tuple(self.names[1:]),
             external_annotations=self.notes,
             devices=(self.device,),
-            extra={**self.beginning.extra, HISTORY_FIELD: self.told},
+            extra={**self.beginning.extra, HISTORY_FIELD: self.facts},
             first_blocks=self.beginning.blocks,
         )
 
@@ -256,9 +256,9 @@ class _Assembled:
     def _blocks(self, segments: Segments) -> Blocks:
         """Return the blocks in use from the beginning to the end."""
         blocks, trace = self.beginning.blocks, self.trace
-        told = np.unique(trace.address[trace.action <= Action.FREE_COMPLETED])
+        traced = np.unique(trace.address[trace.action <= Action.FREE_COMPLETED])
         in_use = (blocks.state == BlockState.ACTIVE_ALLOCATED) | (blocks.state == BlockState.ACTIVE_PENDING_FREE)
-        stay = np.flatnonzero(in_use & ~np.isin(blocks.address, told))
+        stay = np.flatnonzero(in_use & ~np.isin(blocks.address, traced))
         place = np.searchsorted(segments.address, blocks.address[stay], side="right").astype(np.int64) - 1
         inside = place >= 0
         stay, place = stay[inside], place[inside]

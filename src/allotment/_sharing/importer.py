@@ -90,7 +90,7 @@ class Link:
         assert self.connection is not None
         try:
             with contextlib.suppress(ConnectionError):  # it may have said why before it hung up
-                self.tell(request)
+                self.send(request)
             self.wait(select.POLLIN)
             data, descriptors = wire.receive(self.connection)
         except OSError as error:
@@ -105,7 +105,7 @@ class Link:
             wire.close_all(descriptors)
             raise SharingError(f"the block's owner sent an invalid reply: {error}", reason="altered") from None
 
-    def tell(self, request: Request) -> None:
+    def send(self, request: Request) -> None:
         """Send a request, even if the owner is slow to read. Raises OSError, and SharingError if it is gone."""
         assert self.connection is not None
         while True:
@@ -300,7 +300,7 @@ class Importer:
         allocator, block, generation = key
         if link.connection is not None:
             with contextlib.suppress(OSError, SharingError):  # the owner is gone, and its leases with it
-                link.tell(Request(Ask.CLOSE, block, generation, allocator))
+                link.send(Request(Ask.CLOSE, block, generation, allocator))
 
     def leave(self, link: Link) -> None:
         """Close a link through which nothing is open. pre: its lock"""
@@ -336,8 +336,8 @@ def _run(close: Callable[[], None]) -> None:
     try:
         close()
     except Exception as error:
-        told = (type(error), error, error.__traceback__, threading.current_thread())
-        threading.excepthook(threading.ExceptHookArgs(told))
+        facts = (type(error), error, error.__traceback__, threading.current_thread())
+        threading.excepthook(threading.ExceptHookArgs(facts))
 
 
 _importer = Importer()

@@ -165,7 +165,7 @@ class Owner:
                 hold.deadline = earlier.deadline
                 self.add_deadline(hold)
         if earlier is not None:
-            self.settle(hold.entry, 0, [earlier])
+            self.end_leases(hold.entry, 0, [earlier])
         return handle
 
     def send(self, lender: Lender, block: int, seconds: float) -> tuple[Hold, SharedHandle]:
@@ -194,12 +194,12 @@ class Owner:
             return hold, handle
         except BaseException:  # an interrupt too, at any of these lines
             if hold is not None and hold.number in hold.entry.holds:
-                self.settle(hold.entry, 0, [hold])
+                self.end_leases(hold.entry, 0, [hold])
                 raise
             if kept:
                 lender.sharing._end_shares(block, kept[0].generation, 0, 1)
             if entry is not None:
-                self.settle(entry, 0)
+                self.end_leases(entry, 0)
             raise
 
     def send_on(self, key: Key, seconds: float) -> int:
@@ -244,14 +244,14 @@ class Owner:
             entry = self.entries.get(key)
             hold = entry.of_handle if entry is not None else None
         if hold is not None:
-            self.settle(hold.entry, 0, [hold])
+            self.end_leases(hold.entry, 0, [hold])
 
     def receive(self, entry: Entry, number: int) -> None:
         """End the hold of a send that has arrived: the receiver has a lease. 0 is a handle that was not sent so."""
         with self.lock:
             hold = entry.holds.get(number)
         if hold is not None and hold is not entry.of_handle:
-            self.settle(entry, 0, [hold])
+            self.end_leases(entry, 0, [hold])
 
     def lease(self, key: Key) -> tuple[Entry, SharedBlock]:
         """Add a process that has a block open. Raises KeyError if the block is not available any more."""
@@ -265,12 +265,12 @@ class Owner:
             return entry, entry.allocator.sharing._lease_block(entry.block, entry.generation, leased)
         except BaseException as error:
             if entry is not None:
-                self.settle(entry, 1, in_engine=bool(leased))
+                self.end_leases(entry, 1, in_engine=bool(leased))
             if isinstance(error, RequestError):
                 raise KeyError(key) from None
             raise
 
-    def settle(self, entry: Entry, leases: int, holds: Iterable[Hold] = (), *, in_engine: bool = True) -> None:
+    def end_leases(self, entry: Entry, leases: int, holds: Iterable[Hold] = (), *, in_engine: bool = True) -> None:
         """End this many leases and these holds of a block; skips holds that have ended already."""
         with self.lock:
             entry.leases -= leases
@@ -342,13 +342,13 @@ class Owner:
         except OSError:
             pass  # of a process that is gone
         except Exception as error:
-            told = (type(error), error, error.__traceback__, threading.current_thread())
-            threading.excepthook(threading.ExceptHookArgs(told))
+            facts = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(facts))
 
     def close_ours(self) -> None:
         """End what this very process had open. Finalizers cannot: they may run while the lock is held."""
         while self.closing:
-            self.settle(self.closing.popleft(), 1)
+            self.end_leases(self.closing.popleft(), 1)
 
     def seconds_left(self) -> float | None:
         if any(client.waiting is not None for client in self.clients):
@@ -367,7 +367,7 @@ class Owner:
                 if hold.deadline <= now:
                     over.append(hold)
         for hold in over:
-            self.settle(hold.entry, 0, [hold])
+            self.end_leases(hold.entry, 0, [hold])
 
     def accept(self) -> None:
         assert self.listener is not None and self.selector is not None
@@ -447,7 +447,7 @@ class Owner:
         if request.ask is Ask.CLOSE:
             held = client.leases.pop(request.key, None)
             if held is not None:
-                self.settle(held[0], 1)
+                self.end_leases(held[0], 1)
             return
         try:
             if request.ask is Ask.MORE:
@@ -472,7 +472,7 @@ class Owner:
         # A refused further request does not close the block that the process has open; it closes that itself.
         held = client.leases.pop(request.key, None) if request.ask is Ask.OPEN else None
         if held is not None:
-            self.settle(held[0], 1)
+            self.end_leases(held[0], 1)
         self.reply(client, Reply(Answer.FAILED, text=f"{type(error).__name__}: {error}"))
 
     def open_when_over(self, client: Client) -> None:
@@ -556,7 +556,7 @@ class Owner:
         client.waiting = None
         leases, client.leases = client.leases, {}
         for entry, _ in leases.values():
-            self.settle(entry, 1)
+            self.end_leases(entry, 1)
 
     # --- shutdown ---
 

@@ -94,7 +94,7 @@ cdef void* take(Cache* cache, size_t size, Lent* lent) noexcept nogil:
     return address
 
 
-cdef bint give_back(Cache* cache, void* address) noexcept nogil:
+cdef bint free_array(Cache* cache, void* address) noexcept nogil:
     """Free a block; return False if it is not this cache's."""
     cdef bytes_t size = free_block(cache.table, address)
     if size != 0:
@@ -126,7 +126,7 @@ cdef bint is_ready(Cache* cache, void* address, const Lent* lent) noexcept nogil
     """
     if address == NULL or lent.is_fresh or not default_stream_has_work(cache.table):
         return True
-    give_back(cache, address)
+    free_array(cache, address)
     return False
 
 
@@ -154,7 +154,7 @@ cdef void* cache_realloc(Cache* cache, void* address, bytes_t has, size_t size) 
     moved = cache_malloc(cache, size) if size >= cache.threshold else system.malloc(system.context, size)
     if moved != NULL:
         memcpy(moved, address, min(<size_t> has, size))
-        give_back(cache, address)
+        free_array(cache, address)
     return moved
 
 
@@ -185,7 +185,7 @@ cdef void* context_realloc(void* self, void* address, size_t size) noexcept nogi
 
 
 cdef void context_free(void* self, void* address, size_t size) noexcept nogil:
-    if address == NULL or not may_be_block(address) or not give_back(<Cache*> self, address):
+    if address == NULL or not may_be_block(address) or not free_array(<Cache*> self, address):
         system.free(system.context, address, size)
 
 
@@ -227,7 +227,7 @@ cdef void* process_realloc(void* self, void* address, size_t size) noexcept nogi
 cdef void process_free(void* self, void* address, size_t size) noexcept nogil:
     cdef Cache* cache = known if may_be_block(address) and address != NULL else NULL
     while cache != NULL:
-        if give_back(cache, address):
+        if free_array(cache, address):
             return
         cache = cache.next
     system.free(system.context, address, size)

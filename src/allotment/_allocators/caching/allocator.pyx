@@ -651,9 +651,9 @@ cdef class Allocator(AllocatorBase):
         if isinstance(error, OutOfMemoryError) and error.facts.range_bytes is not None:
             name = self.reserve_classes.get(error.facts.stream, "")
             if name:
-                told = OutOfMemoryError(replace(error.facts, range_class=name))
-                told.__cause__ = error.__cause__
-                return told
+                with_class = OutOfMemoryError(replace(error.facts, range_class=name))
+                with_class.__cause__ = error.__cause__
+                return with_class
         if self.kept and isinstance(error, DeviceError):
             error.add_note(f"paused on {self.device.name} at this time: {sorted(map(str, self.paused()))}; work that "
                            "touches such memory makes the device fail")

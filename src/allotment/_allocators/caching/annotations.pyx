@@ -128,90 +128,90 @@ cdef Annotations begun(void* self, str operation, bytes_t size=0):
 
 
 cdef status_t segment_allocate(void* self, bytes_t size, stream_t stream, address_t* address) noexcept with gil:
-    cdef Annotations told = begun(self, "segment_allocate", size)
+    cdef Annotations annotations = begun(self, "segment_allocate", size)
     cdef status_t status
     with nogil:
-        status = told.behind.segment_allocate(self, size, stream, address)
-    told.end(<count_t> size if status == OK else 0)
+        status = annotations.behind.segment_allocate(self, size, stream, address)
+    annotations.end(<count_t> size if status == OK else 0)
     return status
 
 
 cdef status_t segment_free(void* self, address_t address, bytes_t size) noexcept with gil:
-    cdef Annotations told = begun(self, "segment_free", size)
+    cdef Annotations annotations = begun(self, "segment_free", size)
     cdef status_t status
     with nogil:
-        status = told.behind.segment_free(self, address, size)
-    told.end(-<count_t> size if status == OK else 0)
+        status = annotations.behind.segment_free(self, address, size)
+    annotations.end(-<count_t> size if status == OK else 0)
     return status
 
 
 cdef status_t chunk_create(void* self, bytes_t size, chunk_t* chunk) noexcept with gil:
-    cdef Annotations told = begun(self, "chunk_create", size)
+    cdef Annotations annotations = begun(self, "chunk_create", size)
     cdef status_t status
     with nogil:
-        status = told.behind.chunk_create(self, size, chunk)
-    told.end(<count_t> size if status == OK else 0)
+        status = annotations.behind.chunk_create(self, size, chunk)
+    annotations.end(<count_t> size if status == OK else 0)
     return status
 
 
 cdef status_t chunk_release(void* self, chunk_t chunk, bytes_t size) noexcept with gil:
-    cdef Annotations told = begun(self, "chunk_release", size)
+    cdef Annotations annotations = begun(self, "chunk_release", size)
     cdef status_t status
     with nogil:
-        status = told.behind.chunk_release(self, chunk, size)
-    told.end(-<count_t> size if status == OK else 0)
+        status = annotations.behind.chunk_release(self, chunk, size)
+    annotations.end(-<count_t> size if status == OK else 0)
     return status
 
 
 cdef status_t map_chunk(void* self, address_t address, bytes_t size, chunk_t chunk) noexcept with gil:
-    cdef Annotations told = begun(self, "map", size)
+    cdef Annotations annotations = begun(self, "map", size)
     cdef status_t status
     with nogil:
-        status = told.behind.map(self, address, size, chunk)
-    told.end(0)
+        status = annotations.behind.map(self, address, size, chunk)
+    annotations.end(0)
     return status
 
 
 cdef status_t unmap(void* self, address_t address, bytes_t size) noexcept with gil:
-    cdef Annotations told = begun(self, "unmap", size)
+    cdef Annotations annotations = begun(self, "unmap", size)
     cdef status_t status
     with nogil:
-        status = told.behind.unmap(self, address, size)
-    told.end(0)
+        status = annotations.behind.unmap(self, address, size)
+    annotations.end(0)
     return status
 
 
 cdef status_t set_access(void* self, address_t address, bytes_t size, device_t device) noexcept with gil:
-    cdef Annotations told = begun(self, "set_access", size)
+    cdef Annotations annotations = begun(self, "set_access", size)
     cdef status_t status
     with nogil:
-        status = told.behind.set_access(self, address, size, device)
-    told.end(0)
+        status = annotations.behind.set_access(self, address, size, device)
+    annotations.end(0)
     return status
 
 
 cdef status_t stream_synchronize(void* self, stream_t stream) noexcept with gil:
-    cdef Annotations told = begun(self, "stream_synchronize")
+    cdef Annotations annotations = begun(self, "stream_synchronize")
     cdef status_t status
     with nogil:
-        status = told.behind.stream_synchronize(self, stream)
-    told.end(0)
+        status = annotations.behind.stream_synchronize(self, stream)
+    annotations.end(0)
     return status
 
 
 cdef status_t event_synchronize(void* self, event_t event) noexcept with gil:
-    cdef Annotations told = begun(self, "event_synchronize")
+    cdef Annotations annotations = begun(self, "event_synchronize")
     cdef status_t status
     with nogil:
-        status = told.behind.event_synchronize(self, event)
-    told.end(0)
+        status = annotations.behind.event_synchronize(self, event)
+    annotations.end(0)
     return status
 
 
 cdef status_t device_synchronize(void* self) noexcept with gil:
-    cdef Annotations told = begun(self, "device_synchronize")
+    cdef Annotations annotations = begun(self, "device_synchronize")
     cdef status_t status
     with nogil:
-        status = told.behind.device_synchronize(self)
-    told.end(0)
+        status = annotations.behind.device_synchronize(self)
+    annotations.end(0)
     return status

@@ -14,18 +14,18 @@ cdef class CStep:
 
     def __call__(self, facts: OutOfMemoryFacts) -> bool:
         """Return the function's result."""
-        cdef Shortage told
+        cdef Shortage shortage
         cdef int again
-        told.size = sizeof(Shortage)
-        told.requested = facts.requested
-        told.stream = facts.stream
-        told.device_free = facts.device_free
-        told.device_total = facts.device_total
-        told.reserved = facts.reserved
-        told.allocated = facts.allocated
-        told.waiting = facts.waiting
+        shortage.size = sizeof(Shortage)
+        shortage.requested = facts.requested
+        shortage.stream = facts.stream
+        shortage.device_free = facts.device_free
+        shortage.device_total = facts.device_total
+        shortage.reserved = facts.reserved
+        shortage.allocated = facts.allocated
+        shortage.waiting = facts.waiting
         with nogil:
-            again = self.step(self.owner, &told)
+            again = self.step(self.owner, &shortage)
         return again != 0
 
 

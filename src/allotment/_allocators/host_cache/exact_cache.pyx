@@ -132,17 +132,17 @@ cdef Outcome keep(Cache* cache, address_t address, Leaving* leaving) noexcept no
             return DONE
         if cache.is_checked:
             return NOT_ALLOCATED
-        return let_go(cache, cache.system, address, 0, leaving)
+        return release_memory(cache, cache.system, address, 0, leaving)
     if allocation.times_cached != 0:
         if address == 0:
             return DONE
         if cache.is_checked:
             return ALREADY_FREE
     if allocation.is_plain:
-        return let_go_of(cache, allocation, leaving)
+        return release_allocation(cache, allocation, leaving)
     its_list = list_made_for(cache, allocation.size)
     if its_list == NULL or not slab_reserve(&places, 1):
-        return DONE if allocation.times_cached != 0 else let_go_of(cache, allocation, leaving)
+        return DONE if allocation.times_cached != 0 else release_allocation(cache, allocation, leaving)
     place = <Place*> slab_take(&places)
     place.allocation = allocation
     place.below = its_list.top
@@ -157,13 +157,13 @@ cdef Outcome keep(Cache* cache, address_t address, Leaving* leaving) noexcept no
     return DONE
 
 
-cdef Outcome let_go_of(Cache* cache, Allocation* allocation, Leaving* leaving) noexcept nogil:
-    let_go(cache, allocation.system, allocation.address, allocation.size, leaving)
+cdef Outcome release_allocation(Cache* cache, Allocation* allocation, Leaving* leaving) noexcept nogil:
+    release_memory(cache, allocation.system, allocation.address, allocation.size, leaving)
     forget(allocation)
     return LEAVES
 
 
-cdef Outcome let_go(
+cdef Outcome release_memory(
     Cache* cache, System* system, address_t address, bytes_t size, Leaving* leaving
 ) noexcept nogil:
     cache.counters.system_frees += 1

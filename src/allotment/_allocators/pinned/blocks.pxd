@@ -158,8 +158,8 @@ cdef class PinnedBlocks:
     # With the lock held.
     cdef bint enter(self, Fault* fault) noexcept nogil
     cdef void leave(self) noexcept nogil
-    cdef PyThreadState* step_out(self) noexcept nogil
-    cdef void step_in(self, PyThreadState* unlocked) noexcept nogil
+    cdef PyThreadState* begin_unlocked(self) noexcept nogil
+    cdef void end_unlocked(self, PyThreadState* unlocked) noexcept nogil
     cdef address_t serve_inside(self, bytes_t size, Fault* fault) noexcept nogil
     cdef bint free_inside(self, address_t address, const stream_t* streams, size_t count, Fault* fault) noexcept nogil
     cdef PinnedBlock* lent_block(self, address_t address, Fault* fault) noexcept nogil
@@ -172,7 +172,7 @@ cdef class PinnedBlocks:
     cdef bint empty_all(self, Fault* fault) noexcept nogil
     cdef void drop_ended_pools(self) noexcept nogil
     cdef void keep(self, PinnedBlock* block) noexcept nogil
-    cdef void tell(self, int action, const PinnedBlock* block) noexcept nogil
+    cdef void notify(self, int action, const PinnedBlock* block) noexcept nogil
     cdef stream_t current(self) noexcept nogil
     cdef int is_capturing(self, stream_t stream, Fault* fault) noexcept nogil       # -1: failed
     cdef int record(self, PinnedPool* pool, Wait* wait, Fault* fault) noexcept nogil

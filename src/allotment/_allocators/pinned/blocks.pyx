@@ -205,12 +205,12 @@ cdef class PinnedBlocks:
                 block.lent, block.awaited = False, 1        # out of reach, because the streams that use it are unknown
         lock_give(&self.lock)
 
-    cdef PyThreadState* step_out(self) noexcept nogil:
+    cdef PyThreadState* begin_unlocked(self) noexcept nogil:
         """Release the lock, and the interpreter lock if this thread holds it, before a step that may wait."""
         lock_give(&self.lock)
         return let_interpreter_go()
 
-    cdef void step_in(self, PyThreadState* unlocked) noexcept nogil:
+    cdef void end_unlocked(self, PyThreadState* unlocked) noexcept nogil:
         lock_wait(&self.lock)
         take_interpreter_back(unlocked)
 
@@ -259,7 +259,7 @@ cdef class PinnedBlocks:
         block.in_capture = in_capture
         count_up(&self.active[size_class], 1)
         count_up(&self.active_bytes[size_class], block.size)
-        self.tell(PINNED_ALLOCATED, block)
+        self.notify(PINNED_ALLOCATED, block)
         return block.address
 
     cdef bint free(self, address_t address, const stream_t* streams, size_t count, Fault* fault) noexcept nogil:
@@ -295,7 +295,7 @@ cdef class PinnedBlocks:
             if not add_stream(block, streams[place]):
                 block.stream_count = before
                 return failed(fault, NO_RECORDS)
-        self.tell(PINNED_FREE_REQUESTED, block)
+        self.notify(PINNED_FREE_REQUESTED, block)
         if block.stream_count == 0:
             block.lent = False
             self.keep(block)
@@ -392,7 +392,7 @@ cdef class PinnedBlocks:
 
     cdef void keep(self, PinnedBlock* block) noexcept nogil:
         cdef Fault fault
-        self.tell(PINNED_FREE_COMPLETED, block)
+        self.notify(PINNED_FREE_COMPLETED, block)
         count_down(&self.active[block.size_class], 1)
         count_down(&self.active_bytes[block.size_class], block.size)
         if block.size <= self.most_kept:
@@ -400,7 +400,7 @@ cdef class PinnedBlocks:
         elif not self.release(block, &fault):
             warn_that_it_stays(self, &fault)
 
-    cdef void tell(self, int action, const PinnedBlock* block) noexcept nogil:
+    cdef void notify(self, int action, const PinnedBlock* block) noexcept nogil:
         if self.listener != NULL:
             self.listener(self.listening, action, block.address, block.size, block.pool.first, block.pool.second)
 
@@ -519,7 +519,7 @@ cdef class PinnedBlocks:
         count_up(&self.owned, 1)
         count_up(&self.owned_bytes, size)
         count_up(&self.buckets[size_class], 1)
-        self.tell(PINNED_OBTAINED, block)
+        self.notify(PINNED_OBTAINED, block)
         return block
 
     cdef bint ask(self, bytes_t size, address_t* address, Fault* fault) noexcept nogil:
@@ -527,9 +527,9 @@ cdef class PinnedBlocks:
         cdef status_t status = OUT_OF_MEMORY
         if not self.limited or <bytes_t> self.owned_bytes.current + self.asked + size <= self.limit:
             self.asked = self.asked + size
-            unlocked = self.step_out()
+            unlocked = self.begin_unlocked()
             status = self.memory.obtain(size, address)
-            self.step_in(unlocked)
+            self.end_unlocked(unlocked)
             self.asked = self.asked - size
         if status == OK:
             return True
@@ -545,15 +545,15 @@ cdef class PinnedBlocks:
             push(block)                         # memory of the reserve is never returned
             return True
         map_pop(&self.by_address, block.address)        # before another thread can get the address
-        unlocked = self.step_out()
+        unlocked = self.begin_unlocked()
         status = self.memory.release(block.address)
-        self.step_in(unlocked)
+        self.end_unlocked(unlocked)
         if status != OK and not self.catches_all:
             if map_reserve(&self.by_address, 1):        # otherwise the block is lost: no map has its address
                 map_put(&self.by_address, block.address, block)
                 push(block)
             return refused(fault, status, b"pinned_free")
-        self.tell(PINNED_RETURNED, block)
+        self.notify(PINNED_RETURNED, block)
         count_down(&self.owned, 1)
         count_down(&self.owned_bytes, block.size)
         count_down(&self.buckets[block.size_class], 1)
@@ -649,9 +649,9 @@ cdef class PinnedBlocks:
             refused(fault, status, b"event_record")
             return -1
         pool.uses += 1
-        unlocked = self.step_out()      # its stream is gone, but the stream's work may still be in progress
+        unlocked = self.begin_unlocked()      # its stream is gone, but the stream's work may still be in progress
         status = self.device.device_synchronize(self.device.self)
-        self.step_in(unlocked)
+        self.end_unlocked(unlocked)
         pool.uses -= 1
         if status != OK:
             refused(fault, status, b"device_synchronize")
@@ -735,9 +735,9 @@ cdef class PinnedBlocks:
             wait = take_oldest(pool)
             if wait == NULL:
                 return True
-            unlocked = self.step_out()
+            unlocked = self.begin_unlocked()
             status = self.device.event_synchronize(self.device.self, wait.event)
-            self.step_in(unlocked)
+            self.end_unlocked(unlocked)
             if status != OK:
                 put_back_first(pool, wait)
                 return refused(fault, status, b"event_synchronize")

@@ -52,7 +52,7 @@ cdef void* NOT_USED = <void*> <size_t> 1
 
 # --- the text of a failure ---
 
-cdef int say(int kind, const char* words) noexcept nogil:
+cdef int set_failure(int kind, const char* words) noexcept nogil:
     global last_length, last_kind
     last_length = min(strlen(words), <size_t> WORDS_MOST)
     memcpy(last_words, words, last_length)
@@ -70,14 +70,14 @@ cdef int say_fault(Context* context, const Fault* fault) noexcept nogil:
         last_kind = ALLOTMENT_PINNED_OUT_OF_MEMORY
         return 0
     if fault.reason == NO_RECORDS:
-        return say(ALLOTMENT_PINNED_OUT_OF_MEMORY, b"the host has no memory for the records of pinned memory")
+        return set_failure(ALLOTMENT_PINNED_OUT_OF_MEMORY, b"the host has no memory for the records of pinned memory")
     if fault.reason == NOT_LENT:
-        return say(ALLOTMENT_PINNED_NOT_OURS, b"the address is not the start of a block of pinned memory in use")
+        return set_failure(ALLOTMENT_PINNED_NOT_OURS, b"no block of pinned memory in use starts at the address")
     if fault.reason == CALLED_FROM_INSIDE:
-        return say(ALLOTMENT_PINNED_FAILED, b"the allocator of pinned memory was called from inside itself")
+        return set_failure(ALLOTMENT_PINNED_FAILED, b"the allocator of pinned memory was called from inside itself")
     if fault.reason != DEVICE_SAID_NO:
-        return say(ALLOTMENT_PINNED_FAILED, pool_words(fault.reason))
-    say(ALLOTMENT_PINNED_FAILED, b"the device refused")
+        return set_failure(ALLOTMENT_PINNED_FAILED, pool_words(fault.reason))
+    set_failure(ALLOTMENT_PINNED_FAILED, b"the device refused")
     device = (<PinnedBlocks> context.blocks).device
     if device.describe != NULL:
         last_length = device.describe(device.self, last_words, WORDS_MOST)
@@ -97,9 +97,9 @@ cdef int say_failure_of_engine(Context* context) noexcept nogil:
 
 cdef int say_exception(object error) noexcept:
     try:
-        return say(ALLOTMENT_PINNED_FAILED, str(error).encode())
+        return set_failure(ALLOTMENT_PINNED_FAILED, str(error).encode())
     except BaseException:
-        return say(ALLOTMENT_PINNED_FAILED, b"the pinned allocator failed, and so did making the message")
+        return set_failure(ALLOTMENT_PINNED_FAILED, b"the pinned allocator failed, and so did making the message")
 
 
 cdef size_t last_error(void* self, char* text, size_t capacity, int* failure) noexcept nogil:
@@ -205,7 +205,7 @@ cdef uint64_t allocate_tight(void* self, size_t size) noexcept nogil:
         lock_give(&context.lock)
     if not noted:
         context.tight.free(context.tight.context, address, 0, 0, NULL)
-        return say(ALLOTMENT_PINNED_OUT_OF_MEMORY, b"the host has no memory for the records of pinned memory")
+        return set_failure(ALLOTMENT_PINNED_OUT_OF_MEMORY, b"the host has no memory for the records of pinned memory")
     return <uint64_t> address
 
 

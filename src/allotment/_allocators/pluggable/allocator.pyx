@@ -5,7 +5,7 @@ from libc.stdint cimport uint64_t
 from allotment._allocators.base cimport device_given
 from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.parts cimport BasicInspection, BasicSharing, ObservedLimits, Part
-from allotment._allocators.pluggable.books cimport segments_of
+from allotment._allocators.pluggable.ledger_snapshot cimport segments_of
 from allotment._allocators.pluggable.ledger cimport (
     Entry, ledger_find, ledger_remove, ledger_reset_accumulated, ledger_reset_peak, ledger_stats)
 from allotment._allocators.pluggable.plugged_memory cimport (

@@ -270,7 +270,7 @@ cdef PoolOutcome pool_give(DevicePool* pool, address_t address, PoolRefusal* ref
     if outcome != POOL_DONE:
         return outcome
 
-    outcome = give_back(pool, block, capture != 0, refusal)
+    outcome = return_block(pool, block, capture != 0, refusal)
 
     enter(&pool.lock)
     pool.under_way -= 1
@@ -289,7 +289,7 @@ cdef inline stream_t way_out(DevicePool* pool, const PoolBlock* block) noexcept 
     return block.stream if block.uses.count == 0 else pool.unifying
 
 
-cdef PoolOutcome give_back(DevicePool* pool, PoolBlock* block, bint capturing, PoolRefusal* refusal) noexcept nogil:
+cdef PoolOutcome return_block(DevicePool* pool, PoolBlock* block, bint capturing, PoolRefusal* refusal) noexcept nogil:
     """pre: not locked; the block is in no list"""
     cdef DeviceTable* device = pool.device
     cdef PoolOutcome outcome = await_uses(pool, block, refusal)
@@ -364,7 +364,7 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
     while rest != NULL:
         block = rest
         rest = block.next
-        if give_back(pool, block, False, &latest) == POOL_DONE:
+        if return_block(pool, block, False, &latest) == POOL_DONE:
             enter(&pool.lock)
             forget(pool, block)
         else:

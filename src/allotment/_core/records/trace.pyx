@@ -147,18 +147,18 @@ cdef inline void fill(TraceRecord* record, const Trace* trace, int action, addre
 
 cdef void trace_report(Trace* trace, int action, address_t address, bytes_t size, stream_t stream,
                        uint64_t pool_first, uint64_t pool_second, uint32_t stack) noexcept nogil:
-    cdef TraceRecord told
+    cdef TraceRecord record
     cdef TraceRecord* kept
     if not trace.on:
         return
     if not trace.attach_stacks:
         stack = tenant_of(stack)
     if trace.tracker != NULL or trace.relay != NULL:
-        fill(&told, trace, action, address, size, stream, pool_first, pool_second, stack)
+        fill(&record, trace, action, address, size, stream, pool_first, pool_second, stack)
         if trace.tracker != NULL:
-            trace.tracker(trace.listener, &told)
+            trace.tracker(trace.listener, &record)
         if trace.relay != NULL:
-            trace.relay(trace.relay_listener, &told)
+            trace.relay(trace.relay_listener, &record)
     if not trace.history or (trace.skip >> action) & 1:
         return
     kept = next_place(trace) if trace.place == NULL else trace.place(trace.spool)

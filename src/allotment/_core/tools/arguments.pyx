@@ -151,12 +151,12 @@ cdef stream_t read_stream(object stream, Device device) except? 0xFFFFFFFFFFFFFF
 cdef object handle_of(object stream, Device device):
     """Return the handle that a stream object reports; anything else unchanged."""
     if hasattr(stream, "__cuda_stream__"):
-        told = stream.__cuda_stream__()
+        answer = stream.__cuda_stream__()
         try:
-            _, handle = told
+            _, handle = answer
         except (TypeError, ValueError):
             raise StreamError(
-                f"__cuda_stream__ of {type(stream).__name__} returned {told!r}, not (version, handle)") from None
+                f"__cuda_stream__ of {type(stream).__name__} returned {answer!r}, not (version, handle)") from None
         return handle
     try:
         own_device, handle = stream.device, stream.handle

@@ -332,19 +332,19 @@ cdef class CudaHold:
 
     def release(self) -> None:
         """Let the stream continue. A second call does nothing."""
-        let_go(self.word)
+        release_hold(self.word)
 
     def __enter__(self) -> CudaHold:
         return self
 
     def __exit__(self, *exception) -> None:
-        let_go(self.word)
+        release_hold(self.word)
 
     def __dealloc__(self):
-        let_go(self.word)
+        release_hold(self.word)
 
 
-cdef void let_go(uint32_t* word) noexcept nogil:
+cdef void release_hold(uint32_t* word) noexcept nogil:
     # A forked process does not have the pinned memory, but may collect objects of its parent.
     if word != NULL and not is_forked():
         store(word, 1)

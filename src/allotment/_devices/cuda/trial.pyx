@@ -71,7 +71,7 @@ cdef class Trial:
             if has(self.device, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED):
                 self.pool()
             self.share()
-        self.give_back()
+        self.release_all()
 
     cdef bint find_device(self, int index) except -1:
         cdef char[256] text
@@ -354,7 +354,7 @@ cdef class Trial:
             self.expect("cuCtxEnablePeerAccess", result)
         return True
 
-    cdef int give_back(self) except -1:
+    cdef int release_all(self) except -1:
         cdef CUcontext popped = NULL
         cdef CUresult result
         if self.event != NULL:

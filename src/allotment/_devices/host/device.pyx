@@ -117,10 +117,10 @@ cdef class HostDevice(Device):
 
     def _note_asleep(self, ranges: list[tuple[int, int]], words: str) -> None:
         """Set the owner that is named when a thread touches these (address, size), until `_forget_asleep`."""
-        cdef bytes told = words.encode()
+        cdef bytes encoded = words.encode()
         for base, size in ranges:
             with cython.critical_section(asleep_guard):
-                note_asleep(base, size, told)
+                note_asleep(base, size, encoded)
 
     def _forget_asleep(self, ranges: list[tuple[int, int]]) -> None:
         for base, _ in ranges:

@@ -76,7 +76,7 @@ cdef bint takes_effect(const SimPiece* piece) noexcept nogil:
     return True
 
 
-cdef void settle(SimPool* pool) noexcept nogil:
+cdef void complete_frees(SimPool* pool) noexcept nogil:
     """Apply every free that is due."""
     cdef SimPiece* piece = pool.free_pieces
     while piece != NULL:
@@ -144,7 +144,7 @@ cdef status_t ordered_allocate(void* self, bytes_t size, stream_t handle, addres
     size = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     if stream.capture != NULL:
         return leave(device, allocate_in_graph(device, size, stream, address))
-    settle(pool)
+    complete_frees(pool)
     piece = find_free(pool, size, stream)
     if piece == NULL:
         piece = new_piece(device, size)
@@ -194,7 +194,7 @@ cdef status_t ordered_free(void* self, address_t address, stream_t handle) noexc
     map_pop(&pool.pieces, address)
     piece.next = pool.free_pieces
     pool.free_pieces = piece
-    settle(pool)
+    complete_frees(pool)
     return leave(device, OK)
 
 
@@ -217,7 +217,7 @@ cdef status_t ordered_trim(void* self, bytes_t keep) noexcept nogil:
     cdef status_t status = enter(device, ORDERED_TRIM)
     if status != OK:
         return status
-    settle(&device.pool)
+    complete_frees(&device.pool)
     release_idle(device, keep)
     return leave(device, OK)
 
@@ -228,7 +228,7 @@ cdef status_t ordered_usage(void* self, bytes_t* used, bytes_t* used_high, bytes
     cdef status_t status = enter(device, ORDERED_USAGE)
     if status != OK:
         return status
-    settle(&device.pool)
+    complete_frees(&device.pool)
     used[0] = device.pool.used
     used_high[0] = device.pool.used_high
     reserved[0] = device.pool.reserved
@@ -241,7 +241,7 @@ cdef status_t ordered_reset_high(void* self) noexcept nogil:
     cdef status_t status = enter(device, ORDERED_RESET_HIGH)
     if status != OK:
         return status
-    settle(&device.pool)
+    complete_frees(&device.pool)
     device.pool.used_high = device.pool.used
     device.pool.reserved_high = device.pool.reserved
     return leave(device, OK)

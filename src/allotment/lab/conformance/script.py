@@ -180,8 +180,8 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 def _free_memory_told(text: str) -> int:
     """Return a number of bytes that reads like the one in the text of an out-of-memory error."""
-    told = _FREE_MEMORY.search(text)
-    return round(float(told[1]) * _UNITS[told[2]]) if told else 0
+    match = _FREE_MEMORY.search(text)
+    return round(float(match[1]) * _UNITS[match[2]]) if match else 0
 
 
 class _Range:

@@ -237,10 +237,10 @@ def _same_of_next_step(study: Study, steps: Steps) -> NDArray[np.int64]:
     """Return by block the moment at which the next step allocates the same; after the last moment if none does."""
     blocks = study.blocks
     found = np.full(len(blocks), blocks.last + 1, dtype=np.int64)
-    told = np.flatnonzero((blocks.stack >= 0) & (blocks.begin >= 1) & (blocks.begin <= blocks.last))
-    if len(told) == 0 or len(steps.edges) < 2:
+    known = np.flatnonzero((blocks.stack >= 0) & (blocks.begin >= 1) & (blocks.begin <= blocks.last))
+    if len(known) == 0 or len(steps.edges) < 2:
         return found
-    order = told[np.lexsort((blocks.begin[told], blocks.stack[told]))]
+    order = known[np.lexsort((blocks.begin[known], blocks.stack[known]))]
     stack, begin = blocks.stack[order], blocks.begin[order]
     inside = (begin > steps.edges[0]) & (begin <= steps.edges[-1])
     each = np.rint(np.bincount(stack[inside], minlength=int(stack.max()) + 1) / (len(steps.edges) - 1))

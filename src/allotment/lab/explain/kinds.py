@@ -114,14 +114,14 @@ def kinds_at_end(
     """Return the blocks of a snapshot without a history by kind: only what stacks and pools show."""
     marks = np.append(marks_of(stacks), np.uint16(0))[of_block]
     verdicts = _Verdicts(len(of_block))
-    verdicts.say(in_pool, KindOfMemory.GRAPHS, 0.8)
+    verdicts.assign(in_pool, KindOfMemory.GRAPHS, 0.8)
     for mark, kind, sure in (
         (Mark.WORKSPACE, KindOfMemory.WORKSPACES, 1.0),
         (Mark.OPTIMIZER, KindOfMemory.OPTIMIZER, 0.7),
         (Mark.CACHE, KindOfMemory.CACHES, 0.6),
         (Mark.LOADING, KindOfMemory.PARAMETERS, 0.8),
     ):
-        verdicts.say(_has(marks, mark), kind, sure)
+        verdicts.assign(_has(marks, mark), kind, sure)
     return Kinds(verdicts.kind, verdicts.sure).sums(np.arange(len(of_block)), sizes)
 
 
@@ -139,7 +139,7 @@ class _Verdicts:
         self.sure = np.zeros(count, dtype=np.float32)
         self._open = np.ones(count, dtype=bool)
 
-    def say(self, which: NDArray[np.bool_], kind: KindOfMemory, sure: float) -> None:
+    def assign(self, which: NDArray[np.bool_], kind: KindOfMemory, sure: float) -> None:
         """Assign a kind to these blocks, except those that already have one."""
         which = which & self._open
         self.kind[which], self.sure[which] = kind, sure
@@ -153,8 +153,8 @@ def classify(study: Study) -> Kinds:
     _by_label(study.labels, verdicts)
     marks = study.origins.marks
     in_pool = blocks.pool > 0
-    verdicts.say(in_pool & _has(marks, Mark.CAPTURE), KindOfMemory.GRAPHS, 1.0)
-    verdicts.say(in_pool, KindOfMemory.GRAPHS, 0.8)
+    verdicts.assign(in_pool & _has(marks, Mark.CAPTURE), KindOfMemory.GRAPHS, 1.0)
+    verdicts.assign(in_pool, KindOfMemory.GRAPHS, 0.8)
     has_stacks = np.count_nonzero(blocks.stack >= 0) > FEW_STACKS * len(blocks)
     if has_stacks:
         _by_stack(study, marks, verdicts)
@@ -191,7 +191,7 @@ def _by_label(labels: list[Labels], verdicts: _Verdicts) -> None:
                 meant[number] = found[0]
         for kind in set(meant.values()):
             numbers = [number for number, value in meant.items() if value == kind]
-            verdicts.say(np.isin(each.of_life, numbers), kind, 1.0)
+            verdicts.assign(np.isin(each.of_life, numbers), kind, 1.0)
 
 
 # --- from stacks ---------------------------------------------------------------------------------------------------
@@ -202,37 +202,37 @@ def _by_stack(study: Study, marks: NDArray[np.uint16], verdicts: _Verdicts) -> N
     stays = blocks.freed > blocks.last
     spans = _edges_spanned(blocks, steps)
     outlives_step = (spans >= 1) | stays if steps is None else spans >= 1
-    verdicts.say(_has(marks, Mark.WORKSPACE), KindOfMemory.WORKSPACES, 1.0)
+    verdicts.assign(_has(marks, Mark.WORKSPACE), KindOfMemory.WORKSPACES, 1.0)
     optimizing = (_has(marks, Mark.OPTIMIZER) & ~_has(marks, Mark.COPY)) | _in_optimizer_scope(study)
-    verdicts.say(optimizing & (outlives_step | stays), KindOfMemory.OPTIMIZER, 0.95)
-    verdicts.say(optimizing, KindOfMemory.TEMPORARIES, 0.9)
+    verdicts.assign(optimizing & (outlives_step | stays), KindOfMemory.OPTIMIZER, 0.95)
+    verdicts.assign(optimizing, KindOfMemory.TEMPORARIES, 0.9)
     backward = origins.in_backward | _has(marks, Mark.CALLS_BACKWARD)
     passes = _moments(blocks, backward)
     caches = _has(marks, Mark.CACHE) & ((spans >= 1) | (len(passes) == 0))
-    verdicts.say(caches, KindOfMemory.CACHES, 0.8)
+    verdicts.assign(caches, KindOfMemory.CACHES, 0.8)
     first_pass = int(passes[0]) if len(passes) else blocks.last + 1
     lasting = stays | (blocks.freed - blocks.begin > blocks.last // 2)
     loading = _has(marks, Mark.LOADING) & ~backward
-    verdicts.say(loading & lasting, KindOfMemory.PARAMETERS, 0.95)
-    verdicts.say(loading, KindOfMemory.TEMPORARIES, 0.6)
+    verdicts.assign(loading & lasting, KindOfMemory.PARAMETERS, 0.95)
+    verdicts.assign(loading, KindOfMemory.TEMPORARIES, 0.6)
     workspace = stays & np.isin(blocks.size, CUBLAS_WORKSPACES)
     asked = _has(marks, Mark.FORWARD) | backward | _on_several_streams(blocks, workspace)
-    verdicts.say(workspace & asked, KindOfMemory.WORKSPACES, 0.6)
+    verdicts.assign(workspace & asked, KindOfMemory.WORKSPACES, 0.6)
     making = _has(marks, Mark.MAKING) & ~_has(marks, Mark.FORWARD) & ~backward
-    verdicts.say(making & lasting & (blocks.begin < first_pass), KindOfMemory.PARAMETERS, 0.6)
-    verdicts.say(_has(marks, Mark.GRADIENT_BUCKET), KindOfMemory.GRADIENTS, 0.8)
-    verdicts.say(backward & _has(marks, Mark.RECOMPUTE), KindOfMemory.ACTIVATIONS, 0.8)
+    verdicts.assign(making & lasting & (blocks.begin < first_pass), KindOfMemory.PARAMETERS, 0.6)
+    verdicts.assign(_has(marks, Mark.GRADIENT_BUCKET), KindOfMemory.GRADIENTS, 0.8)
+    verdicts.assign(backward & _has(marks, Mark.RECOMPUTE), KindOfMemory.ACTIVATIONS, 0.8)
     _of_backward(study, backward, optimizing, verdicts)
-    told = (blocks.stack >= 0) & (blocks.begin >= 1)
+    has_stack = (blocks.stack >= 0) & (blocks.begin >= 1)
     if len(passes):
         at_pass = blocks.freed > _following(passes, blocks)
-        loop = told & (blocks.begin >= (steps.edges[0] if steps is not None else 0))
+        loop = has_stack & (blocks.begin >= (steps.edges[0] if steps is not None else 0))
         asked = _has(marks, Mark.FORWARD)
-        verdicts.say(told & asked & at_pass, KindOfMemory.ACTIVATIONS, 0.9)
-        verdicts.say(loop & at_pass & ~(stays & (blocks.begin < first_pass)), KindOfMemory.ACTIVATIONS, 0.7)
-        verdicts.say(told & ~at_pass, KindOfMemory.TEMPORARIES, 0.85)
+        verdicts.assign(has_stack & asked & at_pass, KindOfMemory.ACTIVATIONS, 0.9)
+        verdicts.assign(loop & at_pass & ~(stays & (blocks.begin < first_pass)), KindOfMemory.ACTIVATIONS, 0.7)
+        verdicts.assign(has_stack & ~at_pass, KindOfMemory.TEMPORARIES, 0.85)
     else:
-        verdicts.say(told & ~outlives_step & ~stays, KindOfMemory.TEMPORARIES, 0.7)
+        verdicts.assign(has_stack & ~outlives_step & ~stays, KindOfMemory.TEMPORARIES, 0.7)
 
 
 def _of_backward(study: Study, backward: NDArray[np.bool_], optimizing: NDArray[np.bool_], verdicts: _Verdicts) -> None:
@@ -240,13 +240,13 @@ def _of_backward(study: Study, backward: NDArray[np.bool_], optimizing: NDArray[
     blocks = study.blocks
     runs = np.union1d(_moments(blocks, optimizing), _noted_optimizer_steps(study.recording))
     if len(runs):
-        verdicts.say(backward & (blocks.freed > _following(runs, blocks)), KindOfMemory.GRADIENTS, 0.9)
+        verdicts.assign(backward & (blocks.freed > _following(runs, blocks)), KindOfMemory.GRADIENTS, 0.9)
     else:
         # Without an optimizer: memory that exists when the next forward pass begins, or at the end.
         marks = study.origins.marks
         passes = _moments(blocks, _has(marks, Mark.FORWARD) & ~backward)
-        verdicts.say(backward & (blocks.freed > _following(passes, blocks)), KindOfMemory.GRADIENTS, 0.6)
-    verdicts.say(backward, KindOfMemory.TEMPORARIES, 0.9)
+        verdicts.assign(backward & (blocks.freed > _following(passes, blocks)), KindOfMemory.GRADIENTS, 0.6)
+    verdicts.assign(backward, KindOfMemory.TEMPORARIES, 0.9)
 
 
 def _on_several_streams(blocks: Blocks, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -313,13 +313,13 @@ def _by_lifetime(blocks: Blocks, steps: Steps, in_use: NDArray[np.int64], verdic
     loaded = stays & (blocks.begin < peaks[0])
     sizes = np.unique(blocks.size[loaded])
     of_known_size = np.isin(blocks.size, sizes)
-    verdicts.say(loaded, KindOfMemory.PARAMETERS, 0.5)
-    verdicts.say(stays & of_known_size & (blocks.begin <= max(first, second)), KindOfMemory.OPTIMIZER, 0.4)
-    verdicts.say(stays, KindOfMemory.UNKNOWN, 0.0)
+    verdicts.assign(loaded, KindOfMemory.PARAMETERS, 0.5)
+    verdicts.assign(stays & of_known_size & (blocks.begin <= max(first, second)), KindOfMemory.OPTIMIZER, 0.4)
+    verdicts.assign(stays, KindOfMemory.UNKNOWN, 0.0)
     peak = _following(peaks, blocks)
     is_there = (blocks.begin <= peak) & (blocks.freed > peak)
     step_length = np.median(np.diff(edges))
     long = (spans >= 1) | (blocks.freed - blocks.begin > step_length / 4)
-    verdicts.say(of_known_size & long & ~is_there & (blocks.begin >= 1), KindOfMemory.GRADIENTS, 0.4)
-    verdicts.say(is_there & (blocks.begin >= 1) & (spans <= 1), KindOfMemory.ACTIVATIONS, 0.5)
-    verdicts.say((blocks.begin >= 1) & (spans == 0), KindOfMemory.TEMPORARIES, 0.5)
+    verdicts.assign(of_known_size & long & ~is_there & (blocks.begin >= 1), KindOfMemory.GRADIENTS, 0.4)
+    verdicts.assign(is_there & (blocks.begin >= 1) & (spans <= 1), KindOfMemory.ACTIVATIONS, 0.5)
+    verdicts.assign((blocks.begin >= 1) & (spans == 0), KindOfMemory.TEMPORARIES, 0.5)

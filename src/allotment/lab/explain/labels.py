@@ -82,12 +82,12 @@ def _regions(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
 
 
 def _tenants(recording: Recording) -> tuple[NDArray[np.int32], Sequence[str]]:
-    told = recording.trace.extra.get("tenant", {})
-    if not told:
+    tenants = recording.trace.extra.get("tenant", {})
+    if not tenants:
         return NOTHING, ()
     numbers: dict[str, int] = {}
     column = np.full(len(recording.trace), -1, dtype=np.int32)
-    for entry, name in told.items():
+    for entry, name in tenants.items():
         column[entry] = numbers.setdefault(str(name), len(numbers))
     return _at_allocation(recording, column), list(numbers)
 

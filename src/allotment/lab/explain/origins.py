@@ -50,14 +50,14 @@ def origins_of(recording: Recording, blocks: Blocks) -> Origins:
     stacks = recording.stacks
     marks_of_stacks = np.append(marks_of(stacks), np.uint16(0))
     marks = marks_of_stacks[blocks.stack]
-    told = np.append([has_python(stack) for stack in stacks], False).astype(bool)[blocks.stack]
+    has_frames = np.append([has_python(stack) for stack in stacks], False).astype(bool)[blocks.stack]
     numbers: dict[str, int] = {UNKNOWN: 0}
     of_stack = [numbers.setdefault(line_of(stack), len(numbers)) for stack in stacks]
     of_life = np.array([*of_stack, 0], dtype=np.int32)[blocks.stack]
     in_backward = (marks & Mark.BACKWARD) > 0
     callers = np.full(len(blocks), -1, dtype=np.int64)
-    if np.any(told):
-        callers = _callers_of_backward(blocks, marks, told)
+    if np.any(has_frames):
+        callers = _callers_of_backward(blocks, marks, has_frames)
         for caller in np.unique(callers[callers >= 0]).tolist():
             number = numbers.setdefault(_shown(stacks[caller]), len(numbers))
             of_life[callers == caller] = number
@@ -73,7 +73,7 @@ def _shown(stack: Stack) -> str:
     return line_of(stack) + IN_BACKWARD
 
 
-def _callers_of_backward(blocks: Blocks, marks: NDArray[np.uint16], told: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _callers_of_backward(blocks: Blocks, marks: NDArray[np.uint16], has_frames: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return by life the stack that called the backward pass which allocated it; -1 for other blocks.
 
     Blocks without Python frames belong to a backward pass if a call of `backward()` allocated the last block that the
@@ -82,13 +82,13 @@ def _callers_of_backward(blocks: Blocks, marks: NDArray[np.uint16], told: NDArra
     order = np.argsort(blocks.begin, kind="stable")
     order = order[blocks.begin[order] >= 1]
     says_so = (marks[order] & Mark.BACKWARD) > 0
-    of_program = told[order] & ~says_so
+    of_program = has_frames[order] & ~says_so
     calls_backward = of_program & ((marks[order] & Mark.CALLS_BACKWARD) > 0)
     place = np.arange(len(order))
     last_of_program = np.maximum.accumulate(np.where(of_program, place, -1))
     last_call = np.maximum.accumulate(np.where(calls_backward, place, -1))
     follows = (last_of_program >= 0) & (last_of_program == last_call)
-    is_backward = ~told[order] & (last_call >= 0) & (follows | says_so)
+    is_backward = ~has_frames[order] & (last_call >= 0) & (follows | says_so)
     callers = np.full(len(blocks), -1, dtype=np.int64)
     callers[order[is_backward]] = blocks.stack[order[last_call[is_backward]]]
     return callers

@@ -557,15 +557,15 @@ class Recording:
 def _choose_trace(snapshot: Snapshot, device: int | None) -> Trace:
     """Return the longest history, or that of a device. Entries that are not about memory do not count."""
     devices = devices_with_history(snapshot)
-    told = [trace for trace in snapshot.traces if trace.device in devices]
-    if not told:
+    traces = [trace for trace in snapshot.traces if trace.device in devices]
+    if not traces:
         raise FormatError(
             "the snapshot has no history, only the state at its end; record one before the steps in question,"
             " with torch.cuda.memory._record_memory_history() or Allocator.record_history()"
         )
     if device is None:
-        return max(told, key=len)
-    found = [trace for trace in told if trace.device == device]
+        return max(traces, key=len)
+    found = [trace for trace in traces if trace.device == device]
     if not found:
         others = ", ".join(str(other) for other in devices)
         raise RequestError(f"the snapshot has no history of device {device}; it has one of {others}")

@@ -50,9 +50,9 @@ def group_lives(
 
     `at_peak` are the lives that decide which groups have names.
     """
-    told = next((each for each in labels if each.source == by), None)
-    if told is not None:
-        group, names = told.of_life.astype(np.int64) + 1, [UNLABELLED, *told.names]
+    label = next((each for each in labels if each.source == by), None)
+    if label is not None:
+        group, names = label.of_life.astype(np.int64) + 1, [UNLABELLED, *label.names]
     else:
         group, names = _groups(by, lives, stack_of, stacks, pools)
     moments = max(int(lives.end.max(initial=1)), 1)

@@ -119,10 +119,10 @@ def units_of(segments: NDArray[np.void], moments: int) -> Units:
         *(segments[name].tolist() for name in names), strict=True
     ):
         if not obtained:
-            memory.go(address, address + size, call + 1)
+            memory.release(address, address + size, call + 1)
             continue
         for start in range(address, address + size, page or size):
-            memory.come(start, min(start + (page or size), address + size), call + 1, (stream, first, second, page))
+            memory.obtain(start, min(start + (page or size), address + size), call + 1, (stream, first, second, page))
     rows = sorted(row for row in memory.rows if row[2] < row[3])
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
     kinds = (np.uint64, np.int64, np.int32, np.int32, np.uint64, np.uint64, np.uint64, np.int64)
@@ -137,15 +137,15 @@ class _Memory:
         self._moments = moments
         self._held: Intervals[int] = Intervals()
 
-    def come(self, start: int, end: int, moment: int, about: Sequence[int]) -> None:
-        self.go(start, end, moment)
+    def obtain(self, start: int, end: int, moment: int, about: Sequence[int]) -> None:
+        self.release(start, end, moment)
         self._put(start, end, moment, about)
 
     def _put(self, start: int, end: int, moment: int, about: Sequence[int]) -> None:
         self._held.put(start, end, len(self.rows))
         self.rows.append([start, end - start, moment, self._moments, *about])
 
-    def go(self, start: int, end: int, moment: int) -> None:
+    def release(self, start: int, end: int, moment: int) -> None:
         for number in dict.fromkeys(number for _, _, number in self._held.clear(start, end)):
             row = self.rows[number]
             row[3] = moment

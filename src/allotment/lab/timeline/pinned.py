@@ -33,8 +33,8 @@ def timeline_of_pinned(snapshot: Snapshot) -> Timeline:
     for entry, (action, address, size, stack, first, second) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
-        walk.take(entry, action, address, address + size, stack, (first, second))
-    _take_end(walk, snapshot)
+        walk.add(entry, action, address, address + size, stack, (first, second))
+    _add_final_state(walk, snapshot)
     entries = np.array(walk.entries, dtype=np.int64)
     times = trace.time_us[np.maximum(entries, 0)] if len(trace) else np.zeros(len(entries), dtype=np.int64)
     return Timeline(
@@ -50,16 +50,16 @@ def timeline_of_pinned(snapshot: Snapshot) -> Timeline:
     )
 
 
-def _take_end(walk: _Walk, snapshot: Snapshot) -> None:
+def _add_final_state(walk: _Walk, snapshot: Snapshot) -> None:
     """Add what exists at the snapshot's end and has no entry in the history."""
     segments, blocks = snapshot.segments, snapshot.blocks
     pools = list(zip(segments.pool_first.tolist(), segments.pool_second.tolist(), strict=True))
     for address, size, pool in zip(segments.address.tolist(), segments.total_size.tolist(), pools, strict=True):
-        walk.take_end(address, address + size, pool)
+        walk.add_final_segment(address, address + size, pool)
     columns = (blocks.segment, blocks.address, blocks.size, blocks.state, blocks.stack)
     for segment, address, size, state, stack in zip(*(column.tolist() for column in columns), strict=True):
         if state in _ACTIVE:
-            walk.take_block_at_end(address, address + size, stack, pools[segment])
+            walk.add_final_block(address, address + size, stack, pools[segment])
 
 
 class _Walk:
@@ -73,104 +73,104 @@ class _Walk:
         """By moment: the entry that led to it."""
         self.pools: dict[Pool, int] = {(0, 0): 0}
         self.stacks: list[int] = []
-        self._is_told = False
+        self._is_used = False
         self._segments: list[list[int]] = []
         self._held: Intervals[int] = Intervals()
         self._ever_held: Intervals[bool] = Intervals()
         self._blocks: list[list[int]] = []
-        self._there: Intervals[int] = Intervals()
-        self._ever_there: Intervals[bool] = Intervals()
+        self._live: Intervals[int] = Intervals()
+        self._ever_live: Intervals[bool] = Intervals()
 
     @property
     def _now(self) -> int:
         return len(self.entries) - 1
 
-    def _tell(self) -> int:
+    def _next_moment(self) -> int:
         """Return the moment for the next block that begins or ends."""
-        if self._is_told or self._now == 0:
+        if self._is_used or self._now == 0:
             self.entries.append(self.entries[-1])
-        self._is_told = True
+        self._is_used = True
         return self._now
 
-    def take(self, entry: int, action: int, start: int, end: int, stack: int, pool: Pool) -> None:
+    def add(self, entry: int, action: int, start: int, end: int, stack: int, pool: Pool) -> None:
         """Process an entry of the history."""
         self.entries.append(entry)
-        self._is_told = False
+        self._is_used = False
         if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE):
-            self._go(start, end)
+            self._end_segments(start, end)
             if action == Action.SEGMENT_ALLOC:
-                self._come(start, end, self._now, pool)
+                self._add_segment(start, end, self._now, pool)
         elif action == Action.ALLOC:
-            self._hold(start, end, pool)
-            self._end(start, end)
-            self._begin(start, end, self._tell(), stack, pool)
+            self._ensure_segment(start, end, pool)
+            self._end_blocks(start, end)
+            self._begin_block(start, end, self._next_moment(), stack, pool)
         elif action in (Action.FREE_REQUESTED, Action.FREE_COMPLETED):
-            block = self._blocks[self._find(start, end, stack, pool)]
+            block = self._blocks[self._find_block(start, end, stack, pool)]
             if block[3] == NEVER:
-                block[3] = self._tell()
+                block[3] = self._next_moment()
             if action == Action.FREE_COMPLETED:
-                self._end(block[0], block[0] + block[1])
+                self._end_blocks(block[0], block[0] + block[1])
 
-    def take_end(self, start: int, end: int, pool: Pool) -> None:
+    def add_final_segment(self, start: int, end: int, pool: Pool) -> None:
         """Add a segment that exists at the end; ignored if the history contradicts it."""
         if self._held.first_in(start, end) is None:
-            self._hold(start, end, pool)
+            self._ensure_segment(start, end, pool)
 
-    def take_block_at_end(self, start: int, end: int, stack: int, pool: Pool) -> None:
+    def add_final_block(self, start: int, end: int, stack: int, pool: Pool) -> None:
         """Add a block that exists at the end; ignored if the history contradicts it."""
-        if self._there.first_in(start, end) is None and self._is_in_one_segment(start, end):
-            self._find(start, end, stack, pool)
+        if self._live.first_in(start, end) is None and self._is_in_one_segment(start, end):
+            self._find_block(start, end, stack, pool)
 
     def _is_in_one_segment(self, start: int, end: int) -> bool:
         number = self._held.at(start)
         return number is not None and self._segments[number][0] + self._segments[number][1] >= end
 
-    def _hold(self, start: int, end: int, pool: Pool) -> bool:
+    def _ensure_segment(self, start: int, end: int, pool: Pool) -> bool:
         """Make sure that a segment contains this memory; return whether it may have existed from the beginning."""
         if self._is_in_one_segment(start, end):
             return self._segments[self._held.at(start) or 0][2] == 0
         was_there = self._ever_held.first_in(start, end) is None
-        self._go(start, end)
-        self._come(start, end, 0 if was_there else self._now, pool)
+        self._end_segments(start, end)
+        self._add_segment(start, end, 0 if was_there else self._now, pool)
         return was_there
 
-    def _find(self, start: int, end: int, stack: int, pool: Pool) -> int:
+    def _find_block(self, start: int, end: int, stack: int, pool: Pool) -> int:
         """Return the number of the block that begins there, whatever its size; creates one if there is none."""
-        number = self._there.at(start)
+        number = self._live.at(start)
         if number is not None and self._blocks[number][0] == start:
             return number
-        was_there = self._hold(start, end, pool) and self._ever_there.first_in(start, end) is None
-        self._end(start, end)
-        return self._begin(start, end, 0 if was_there else self._tell(), stack, pool)
+        was_there = self._ensure_segment(start, end, pool) and self._ever_live.first_in(start, end) is None
+        self._end_blocks(start, end)
+        return self._begin_block(start, end, 0 if was_there else self._next_moment(), stack, pool)
 
-    def _come(self, start: int, end: int, moment: int, pool: Pool) -> None:
+    def _add_segment(self, start: int, end: int, moment: int, pool: Pool) -> None:
         self._held.put(start, end, len(self._segments))
         self._ever_held.put(start, end, True)
         self._segments.append([start, end - start, moment, NEVER, *pool])
 
-    def _go(self, start: int, end: int) -> None:
+    def _end_segments(self, start: int, end: int) -> None:
         """End all segments that overlap these addresses."""
         for number in dict.fromkeys(number for _, _, number in self._held.clear(start, end)):
             row = self._segments[number]
             self._held.clear(row[0], row[0] + row[1])
-            self._end(row[0], row[0] + row[1])
+            self._end_blocks(row[0], row[0] + row[1])
             row[3] = self._now
 
-    def _begin(self, start: int, end: int, moment: int, stack: int, pool: Pool) -> int:
+    def _begin_block(self, start: int, end: int, moment: int, stack: int, pool: Pool) -> int:
         number = len(self._blocks)
-        self._there.put(start, end, number)
-        self._ever_there.put(start, end, True)
+        self._live.put(start, end, number)
+        self._ever_live.put(start, end, True)
         self._blocks.append([start, end - start, moment, NEVER, NEVER, self.pools.setdefault(pool, len(self.pools))])
         self.stacks.append(stack)
         return number
 
-    def _end(self, start: int, end: int) -> None:
+    def _end_blocks(self, start: int, end: int) -> None:
         """End all blocks that overlap these addresses."""
-        for number in dict.fromkeys(number for _, _, number in self._there.clear(start, end)):
+        for number in dict.fromkeys(number for _, _, number in self._live.clear(start, end)):
             block = self._blocks[number]
-            self._there.clear(block[0], block[0] + block[1])
+            self._live.clear(block[0], block[0] + block[1])
             if block[3] == NEVER:
-                block[3] = self._tell()
+                block[3] = self._next_moment()
             block[4] = self._now
 
     def lives(self) -> Lives:

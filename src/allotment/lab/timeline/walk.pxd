@@ -67,8 +67,8 @@ cdef class Walk:
     cdef void begin_life(self, int32_t life) noexcept nogil
     cdef void begin_waiting(self, int32_t life) noexcept nogil
     cdef void end_life(self, int32_t life, bint waited) noexcept nogil
-    cdef void come(self, int32_t unit) noexcept nogil
-    cdef void go(self, int32_t unit) noexcept nogil
+    cdef void obtain(self, int32_t unit) noexcept nogil
+    cdef void release(self, int32_t unit) noexcept nogil
     cdef void step_to(self, int32_t moment) noexcept nogil
     cdef void count_in_units(self, int32_t life, int32_t change) noexcept nogil
     cdef void tell_waste(self, int64_t* out) noexcept nogil

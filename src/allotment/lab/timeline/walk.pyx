@@ -75,7 +75,7 @@ cdef class Walk:
         self.next_going = numpy.searchsorted(self.going_at, moment, "right")
         with nogil:
             for i in range(<int32_t> mapped.shape[0]):
-                self.come(mapped[i])
+                self.obtain(mapped[i])
             for i in range(<int32_t> lives.shape[0]):
                 self.begin_life(lives[i])
                 if self.freed[lives[i]] <= self.now:
@@ -152,10 +152,10 @@ cdef class Walk:
             self.end_life(self.late[self.next_late], True)
             self.next_late += 1
         while self.next_going < self.going.shape[0] and self.going_at[self.next_going] <= moment:
-            self.go(self.going[self.next_going])
+            self.release(self.going[self.next_going])
             self.next_going += 1
         while self.next_coming < self.coming.shape[0] and self.coming_at[self.next_coming] <= moment:
-            self.come(self.coming[self.next_coming])
+            self.obtain(self.coming[self.next_coming])
             self.next_coming += 1
         if what == BEGINS:
             self.begin_life(life)
@@ -206,7 +206,7 @@ cdef class Walk:
 
     # --- memory ----------------------------------------------------------------------------------------------
 
-    cdef void come(self, int32_t unit) noexcept nogil:
+    cdef void obtain(self, int32_t unit) noexcept nogil:
         cdef int32_t atom
         self.totals.reserved[self.reach[unit]] += self.unit_size[unit]
         if self.reach[unit] == REACHABLE:
@@ -215,7 +215,7 @@ cdef class Walk:
         for atom in range(self.unit_first[unit], self.unit_last[unit] + 1):
             self.unit_at[atom] = unit
 
-    cdef void go(self, int32_t unit) noexcept nogil:
+    cdef void release(self, int32_t unit) noexcept nogil:
         cdef int32_t atom
         self.totals.reserved[self.reach[unit]] -= self.unit_size[unit]
         if self.reach[unit] == REACHABLE and self.blocks[unit] == 0:
