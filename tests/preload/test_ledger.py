@@ -266,6 +266,26 @@ def test_the_parts_of_the_ledger_add_up_to_the_drivers_figure(driver, tmp_path):
     }
 
 
+def test_another_process_is_shown_the_ledger(driver, tmp_path):
+    program = """
+    import subprocess
+    kept = allotment.current("cuda:0").malloc(1000), allocate(6 * MIB)
+    for form in (["--json"], []):
+        command = [sys.executable, "-m", "allotment", "top", str(os.getpid()), *form]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "80"})
+        print(json.loads(shown.stdout)["processes"][0]["devices"][0]["process"] if form else shown.stdout)
+    """
+    variables = {"FAKE_CUDA_CONTEXT": str(CONTEXT), "ALLOTMENT_MONITOR": "1"}
+    first, *screen = output_of(driver, tmp_path, program, **variables)
+    found = ast.literal_eval(first)
+    assert found == {"library ctypes": 6 << 20, "library allotment": 2 << 20, "context": CONTEXT, "modules": 0,
+                     "unexplained": 0}  # fmt: skip
+    start = next(at for at, line in enumerate(screen) if "the whole process" in line)
+    assert [line.split() for line in screen[start + 1 : start + 4]] == [
+        ["6.0", "MiB", "library", "ctypes"], ["2.0", "MiB", "library", "allotment"], ["16.0", "MiB", "context"],
+    ]  # fmt: skip
+
+
 def test_what_the_drivers_pool_keeps_has_a_name(driver, tmp_path):
     program = (
         LEDGER.format(module=0, how="cuMemAllocAsync", more=(None,))

@@ -198,6 +198,9 @@ def process_screen(
                 if rest := largest[MOST_NAMED:]:
                     size = human_size(sum(size for _, size in rest))
                     parts.append(Text(f"  {size:>10}  {len(rest):,} other {title}{'s' if len(rest) > 1 else ''}"))
+        if share.process:
+            parts.append(Text("  the whole process:", style="dim"))
+            parts += [_named("", name, size, share) for name, size in share.process.items() if size]
     parts += [Text(), *_lines(lines)]
     return Group(*(parts if rows is None else parts[:rows]))
 
@@ -218,7 +221,7 @@ def _figures(share: DeviceShare, width: int) -> list[Text]:
 
 def _named(title: str, name: str, size: int, share: DeviceShare) -> Text:
     line = Text(f"  {human_size(size):>10}  ", no_wrap=True, overflow="ellipsis")
-    line.append(f"{title} {name}" if name else f"no {title}")
+    line.append(f"{title} {name}".strip() if name else f"no {title}")
     if title == "tag" and name in share.paused:
         line.append(f", paused: {human_size(share.paused[name])} released", style="cyan")
     return line

@@ -40,7 +40,7 @@ class Figures:
     """The figures of one allocator. Sizes are in bytes.
 
     `requests`, `ooms` and `retries` count from the start. Dictionaries are by the name of a tag or a tenant; limits are
-    those that are set.
+    those that are set. `process` is what the whole process holds on the device, if a preloaded library counts it.
     """
 
     device: str
@@ -60,6 +60,7 @@ class Figures:
     tenants: dict[str, int] = field(default_factory=dict)
     tag_limits: dict[str, int] = field(default_factory=dict)
     tenant_limits: dict[str, int] = field(default_factory=dict)
+    process: dict[str, int] = field(default_factory=dict)
 
     @property
     def waste_bytes(self) -> int:
@@ -92,6 +93,7 @@ def figures_of(allocator: Watched) -> Figures:
         tenants={name: each["allocated_bytes"] for name, each in tenants.items()},
         tag_limits=_limits(allocator, "_tag_limit", tags),
         tenant_limits=_limits(allocator, "_tenant_limit", tenants),
+        process=_process_of(allocator),
     )
 
 
@@ -101,6 +103,17 @@ def _limits(allocator: Watched, of: str, names: Iterable[str]) -> dict[str, int]
         with suppress(PoolError):  # a tag whose memory was released meanwhile
             found[name] = getattr(allocator.limits, of)(name)
     return {name: limit for name, limit in found.items() if limit is not None}
+
+
+def _process_of(allocator: Watched) -> dict[str, int]:
+    if not hasattr(allocator, "process"):
+        return {}
+    try:
+        found = allocator.process()
+    except (UnsupportedError, DeviceError):
+        return {}
+    libraries = {f"library {name}": size for name, size in found["libraries"].items()}
+    return libraries | {name: found[name] for name in ("context", "modules", "unexplained")}
 
 
 def _memory_of(allocator: Watched) -> tuple[int | None, int | None]:

@@ -28,6 +28,7 @@ class DeviceShare:
     tags: dict[str, int] = field(default_factory=dict)
     paused: dict[str, int] = field(default_factory=dict)
     tenants: dict[str, int] = field(default_factory=dict)
+    process: dict[str, int] = field(default_factory=dict)
 
     def add(self, each: Figures, is_first: bool) -> None:
         self.reserved_bytes += each.reserved_bytes
@@ -47,6 +48,7 @@ class DeviceShare:
         for mine, theirs in ((self.tags, each.tags), (self.paused, each.paused), (self.tenants, each.tenants)):
             for name, size in theirs.items():
                 mine[name] = mine.get(name, 0) + size
+        self.process = each.process or self.process  # not a sum: each allocator reports the same
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -62,6 +64,7 @@ class DeviceShare:
             "tags": self.tags,
             "paused": self.paused,
             "tenants": self.tenants,
+            "process": self.process,
         }
 
 
