@@ -1,17 +1,18 @@
-"""Sleep and wake on a GPU: speed and host memory, beside the machine's own limits and torch_memory_saver.
+"""Sleep and wake on a GPU: how fast, what the host pays for it, beside the machine's own limits and torch_memory_saver.
 
     python benchmarks/gpu/pausing.py [--parts machine ours peer variants] [--sizes 1 10 40] [--seconds 150] [--out FILE]
     python benchmarks/gpu/pausing.py --parts cycles --cycles 1000 --sizes 0.0625
     python benchmarks/gpu/pausing.py --parts torch
 
 `machine`: pinned copies over the bus in both directions, and all cores at once that copy into fresh large pages, which
-bounds the first sleep. `ours`: each size and each place to keep contents, in a separate process, first cycle and the
+bounds the first sleep. `ours`: each size and each place to keep contents, in a process of its own, first cycle and the
 median of the later ones; the memory is overwritten while it sleeps and compared byte by byte in the end. `peer`: the
-same for torch_memory_saver, if it can be imported. `variants`: threads, sizes of buffers and kinds of stores, and pages
-that are pinned in place instead. `cycles`: many cycles of a small tag, compared each time. `torch`: a model whose
-outputs are compared bit by bit, also by a captured graph, and (with transformers) a GPT-2 that is trained under the
-sanitizer. A part for which `--seconds` leaves no time is skipped and named. The rows of `ours` are compared with the
-goals below, which the `machine` of the same run lowers where it is slower.
+same for torch_memory_saver, if it can be imported, in a process for each place, with sums compared. `variants`:
+threads, sizes of buffers and kinds of stores, and pages that are pinned in place instead. `cycles`: many cycles of a
+small tag, compared each time. `torch`: a model whose outputs are compared bit by bit, also by a captured graph, and
+(with transformers) a GPT-2 that is trained under the sanitizer. A part that `--seconds` leaves no time for is left out
+and named. The rows of `ours` are compared with the goals below, which the `machine` of the same run lowers where it is
+slower.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ PLACES: dict[str, dict[str, Any]] = {
 PEER_PLACES = ("pinned", "retained", "mmap", "disk")
 FILE_LIMIT = 10 * GIB  # a disk is far slower than the bus
 GOAL_FIRST, GOAL_LATER = 45, 50  # GB/s: of the first cycle, and of later ones with `keep_host`
-SHARE = 0.9  # fraction of what the machine itself can do, where that is less
-RING = 72 * MIB  # the buffers, and memory that the driver and Python take besides them
+SHARE = 0.9  # of what the machine itself can do, where that is less
+RING = 72 * MIB  # the buffers, and what the driver and Python take beside them
 
 libc = ctypes.CDLL(None)
 libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-# --- the host's memory ------------------------------------------------------------------------------------------------
+# --- what the host has ------------------------------------------------------------------------------------------------
 
 
 def status(key: str, file: str = "/proc/self/status") -> int:
-    """Return the bytes in a line of /proc."""
+    """Bytes in a line of /proc."""
     for line in Path(file).read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * KIB
@@ -81,7 +82,7 @@ def available() -> int:
 
 
 class Pages:
-    """Map fresh pages, large ones where the system has them."""
+    """Fresh pages, large ones where the system has any."""
 
     def __init__(self, size: int) -> None:
         self.map = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -91,7 +92,7 @@ class Pages:
 
 
 def shared_out(size: int, piece: int, threads: int, work: Callable[[int, int], object]) -> float:
-    """Return the seconds until threads have done all pieces, each taking the next one: `work(start, length)`."""
+    """Seconds until threads have done all pieces, each the next one: `work(start, length)`."""
     starts = iter(range(0, size, piece))
     lock = threading.Lock()
 
@@ -175,7 +176,7 @@ def pinned_in_place(allocator: Any, block: int, block_size: int, size: int, thre
 
 
 class Weights:
-    """Blocks in a tag, with known contents: a different slice of one random pattern for each."""
+    """Blocks in a tag, whose contents are known: a slice of one random pattern, another one for each."""
 
     def __init__(self, allocator: Any, size: int, tag: str = "weights") -> None:
         self.allocator = allocator
@@ -212,7 +213,7 @@ class Weights:
             return all(pool.map(share, range(4)))
 
     def overwrite_what_is_free(self, size: int) -> None:
-        """Take the released memory, and change it, so that no content comes back by chance."""
+        """Take the memory that was given back, and change it, so that nothing comes back by chance."""
         with suppress(allotment.OutOfMemoryError):
             taken = self.allocator.malloc(size)
             self.allocator.copy(taken, memoryview(bytearray(b"\xff") * MIB), MIB, self.stream)
@@ -231,7 +232,7 @@ def free_memory(allocator: Any) -> int:
 
 
 def ours(size: int, place: str, cycles: int, folder: str) -> dict[str, Any]:
-    """Measure one place to keep the contents, in a separate process."""
+    """One place to keep the contents, in a process of its own."""
     options = dict(PLACES[place])
     if place == "file":
         options["folder"] = folder
@@ -277,7 +278,7 @@ def rate(size: int, seconds: list[float]) -> float | None:
 
 
 def variants(size: int) -> Iterator[dict[str, Any]]:
-    """Measure fresh pages and kept ones, for each way to copy."""
+    """Fresh pages, kept ones, for each way to copy."""
     allocator = allotment.Allocator("cuda:0")
     weights = Weights(allocator, size)
     given: list[dict[str, Any]] = [
@@ -310,7 +311,7 @@ def variants(size: int) -> Iterator[dict[str, Any]]:
 
 
 def many_cycles(report: Report, times: int, size: int, folder: str) -> dict[str, Any]:
-    """Compare contents after each cycle, each place in turn; nothing may drift. Ends early when time runs out."""
+    """Contents compared after each cycle, each place in turn; nothing may drift. Ends early when time runs out."""
     allocator = allotment.Allocator("cuda:0")
     weights = Weights(allocator, size)
     places = [{}, {"keep_host": True}, {"keep": "file", "folder": folder}]
@@ -343,20 +344,27 @@ def many_cycles(report: Report, times: int, size: int, folder: str) -> dict[str,
 # --- torch_memory_saver -----------------------------------------------------------------------------------------------
 
 
-def peer(size: int, place: str, cycles: int, folder: str) -> dict[str, Any]:
-    import torch
+def peers(sizes: list[int], place: str, cycles: int, folder: str) -> Iterator[dict[str, Any]]:
     from torch_memory_saver import torch_memory_saver as saver
 
     saver.hook_mode = "torch"
-    options: dict[str, Any] = {"enable_disk_backup": True} if place == "disk" else {"enable_cpu_backup": True}
-    if place != "disk":
-        options["cpu_backup_backend"] = "mmap" if place == "mmap" else "pinned"
-    with saver.region(tag="weights", **options):
-        blocks = [torch.randint(0, 255, (BLOCK,), dtype=torch.uint8, device="cuda") for _ in range(size // BLOCK)]
     if place == "disk":
         saver.set_disk_backup_dir(folder)
     if place == "retained":
         saver.retain_cpu_backup = True
+    for size in sizes:
+        yield peer(saver, size, place, cycles)
+
+
+def peer(saver: Any, size: int, place: str, cycles: int) -> dict[str, Any]:
+    import torch
+
+    tag = f"weights of {size}"
+    options: dict[str, Any] = {"enable_disk_backup": True} if place == "disk" else {"enable_cpu_backup": True}
+    if place != "disk":
+        options["cpu_backup_backend"] = "mmap" if place == "mmap" else "pinned"
+    with saver.region(tag=tag, **options):
+        blocks = [torch.randint(0, 255, (BLOCK,), dtype=torch.uint8, device="cuda") for _ in range(size // BLOCK)]
     sums = [int(block.sum(dtype=torch.int64)) for block in blocks]
     torch.cuda.synchronize()
     before, before_available = resident(), available()
@@ -366,16 +374,16 @@ def peer(size: int, place: str, cycles: int, folder: str) -> dict[str, Any]:
     fallen = 0
     for number in range(cycles):
         begin = time.perf_counter()
-        saver.pause("weights")
+        saver.pause(tag)
         pauses.append(time.perf_counter() - begin)
         regained.append(torch.cuda.mem_get_info()[0] - awake)
         if number == 0:
             fallen = before_available - available()
         begin = time.perf_counter()
-        saver.resume("weights")
+        saver.resume(tag)
         torch.cuda.synchronize()
         resumes.append(time.perf_counter() - begin)
-    return {
+    found = {
         "peer": place,
         "GiB": size / GIB,
         "first_sleep": rate(size, pauses[:1]),
@@ -389,13 +397,17 @@ def peer(size: int, place: str, cycles: int, folder: str) -> dict[str, Any]:
         "regained_MiB": [min(regained) // MIB, max(regained) // MIB],
         "right": sums == [int(block.sum(dtype=torch.int64)) for block in blocks],
     }
+    with saver.region(tag=tag, **options):  # it ends the process if memory is freed elsewhere
+        del blocks
+        torch.cuda.empty_cache()
+    return found
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
 
 
 def with_torch() -> dict[str, Any]:
-    """A model computes the same bits before and after, also by a graph that was captured before."""
+    """A model answers the same bits before and after, also by a graph that was captured before."""
     import allotment.torch
 
     allotment.torch.install(patch=True)
@@ -432,7 +444,7 @@ def with_torch() -> dict[str, Any]:
 
 
 def training_with_torch() -> dict[str, Any]:
-    """GPT-2, 30 steps of changing length: a correct program."""
+    """GPT-2, 30 steps of changing length: a program in order."""
     from gpt2_training import train
 
     import allotment.torch
@@ -444,11 +456,11 @@ def training_with_torch() -> dict[str, Any]:
     return {"steps": len(losses), "last_loss": losses[-1], "reports": [str(report) for report in reports]}
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- all of it --------------------------------------------------------------------------------------------------------
 
 
 class Report:
-    """Prints each finding at once, and stores it."""
+    """Prints each finding as soon as it is there, and keeps it."""
 
     def __init__(self, seconds: float, out: Path | None) -> None:
         self.end = time.monotonic() + seconds
@@ -462,47 +474,72 @@ class Report:
         if self.out is not None:
             self.out.write_text(json.dumps(self.found, indent=1))
 
+    def has_room(self, seconds: float) -> bool:
+        return time.monotonic() + seconds < self.end
+
     def has_time(self, needed: float, what: str) -> bool:
-        if time.monotonic() + needed < self.end:
+        if self.has_room(needed):
             return True
         self.add({"left out": what, "reason": f"it needs {needed:.0f} s"})
         return False
 
 
-def in_a_process(report: Report, name: str, size: int, place: str, cycles: int, folder: str) -> None:
-    slow = 1.5e9 if place in ("file", "disk") else 10e9
-    if not report.has_time(4 + 2 * cycles * size / slow, f"{name} {place} {size / GIB} GiB"):
+def seconds_for(name: str, size: int, place: str, cycles: int) -> float:
+    """About how long a row takes on an H200, without the start of its process."""
+    if place in ("file", "disk"):
+        return 2 * cycles * size / 1.5e9
+    pages = (1 if place == "retained" else cycles) * size / 4e9 if name == "peers" else 0  # pinned anew for each sleep
+    return pages + 2 * cycles * size / 20e9 + size / 10e9
+
+
+def in_a_process(report: Report, name: str, sizes: list[int], place: str, cycles: int, folder: str) -> None:
+    """Report each row as it comes; what there is no time for is named."""
+    start = 8 if name == "peers" else 4
+    wanted = list(sizes)
+    while sizes and not report.has_room(start + sum(seconds_for(name, size, place, cycles) for size in sizes)):
+        sizes = sizes[:-1]
+    for size in wanted[len(sizes) :]:
+        report.add({"left out": f"{name} {place} {size / GIB:g} GiB", "reason": "the time is too short"})
+    if not sizes:
         return
-    try:
-        done = subprocess.run(
-            [sys.executable, __file__, "--one", json.dumps([name, size, place, cycles, folder])],
-            capture_output=True, text=True, timeout=max(report.end - time.monotonic(), 1) + 30,
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, __file__, "--one", json.dumps([name, sizes, place, cycles, folder])],
+            stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        report.add({name: place, "GiB": size / GIB, "failed": str(error)[-300:]})
-        return
-    if done.returncode != 0:
-        report.add({name: place, "GiB": size / GIB, "failed": done.stderr[-1500:]})
-    else:
-        report.add(json.loads(done.stdout.splitlines()[-1]))
+        watchdog = threading.Timer(max(report.end - time.monotonic(), 1), process.kill)
+        watchdog.start()
+        for line in process.stdout:
+            if line.startswith("{"):
+                report.add(json.loads(line))
+                sizes = sizes[1:]
+        watchdog.cancel()
+        if process.wait() != 0 and sizes:
+            errors.seek(0)
+            report.add({name: place, "GiB": [size / GIB for size in sizes], "failed": errors.read()[-1500:]})
 
 
-def table(found: list[dict[str, Any]]) -> None:
+def table(found: list[dict[str, Any]]) -> list[str]:
+    """Return the rows as lines of markdown."""
     columns = (
         "first_sleep", "first_wake", "later_sleep", "later_wake", "host_peak_MiB", "available_falls_by_MiB",
         "host_after_MiB", "available_after_MiB", "regained_MiB", "right",
     )  # fmt: skip
-    if not any("first_sleep" in row for row in found):
-        return
-    print("\n| | GiB | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 2))
-    for row in found:
-        if "first_sleep" in row:
-            name = f"ours, {row['ours']}" if "ours" in row else f"torch_memory_saver, {row['peer']}"
-            print(f"| {name} | {row['GiB']:g} | " + " | ".join(str(row.get(column, "")) for column in columns) + " |")
+    rows = [row for row in found if "first_sleep" in row]
+    if not rows:
+        return []
+    lines = ["| | GiB | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
+    for row in sorted(rows, key=lambda row: (row["GiB"], "peer" in row)):
+        name = f"ours, {row['ours']}" if "ours" in row else f"torch_memory_saver, {row['peer']}"
+        lines.append(
+            f"| {name} | {row['GiB']:g} | " + " | ".join(str(row.get(column, "")) for column in columns) + " |"
+        )
+    return lines
 
 
-def goals(found: list[dict[str, Any]]) -> None:
-    """Print for each row of ours the goals, and those that were missed."""
+def goals(found: list[dict[str, Any]]) -> list[str]:
+    """Say for each row of ours what was wanted, and what was missed."""
+    lines = []
     can = {row["machine"]: row["GB_per_s"] for row in found if "machine" in row}
     into_host = can.get("device to pinned", float("inf"))
     into_device = can.get("pinned to device", float("inf"))
@@ -527,12 +564,13 @@ def goals(found: list[dict[str, Any]]) -> None:
         said += [f"{name} {row[name]} of {limit / MIB:.0f} allowed" for name, limit in most.items()]
         missed += [name for name, limit in most.items() if row[name] * MIB > limit]
         missed += [name for name, bad in (("right", not row["right"]), ("drift", row["drift"] != 0)) if bad]
-        print(
+        lines.append(
             f"{row['ours']} {row['GiB']:g} GiB: {', '.join(said)}: {'missed ' + ', '.join(missed) if missed else 'met'}"
         )
+    return lines
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description="Sleep and wake on a GPU.")
     parser.add_argument("--parts", nargs="+", default=["machine", "ours", "peer", "variants"])
     parser.add_argument("--sizes", nargs="+", type=float, default=[1, 10, 40], metavar="GIB")
@@ -546,26 +584,26 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        name, *arguments = json.loads(given.one)
-        print(json.dumps({"ours": ours, "peer": peer}[name](*arguments)))
-        return
+        name, sizes, *arguments = json.loads(given.one)
+        for found in peers(sizes, *arguments) if name == "peers" else (ours(size, *arguments) for size in sizes):
+            print(json.dumps(found), flush=True)
+        return 0
     report = Report(given.seconds, given.out)
     if "machine" in given.parts:
         for found in machine(int(min(max(given.sizes), 8) * GIB)):
             report.add(found)
     if "ours" in given.parts:
-        for size in given.sizes:
-            for place in given.places:
+        for place in sorted(given.places, key=lambda place: place == "file"):  # the slowest last
+            for size in given.sizes:
                 if place != "file" or size * GIB <= FILE_LIMIT:
-                    times = 2 if place == "file" else min(given.times, 3) if size > 20 else given.times
-                    in_a_process(report, "ours", int(size * GIB), place, times, given.folder)
+                    times = 2 if place == "file" or size > 20 else given.times
+                    in_a_process(report, "ours", [int(size * GIB)], place, times, given.folder)
     if "peer" in given.parts and find_spec("torch_memory_saver") is None:
         report.add({"left out": "peer", "reason": "torch_memory_saver cannot be imported"})
     elif "peer" in given.parts:
-        for size in given.peer_sizes:
-            for place in PEER_PLACES:
-                if place != "disk" or size * GIB <= FILE_LIMIT:
-                    in_a_process(report, "peer", int(size * GIB), place, 2 if place == "disk" else 3, given.folder)
+        for place in PEER_PLACES:
+            sizes = [int(size * GIB) for size in given.peer_sizes if place != "disk" or size * GIB <= FILE_LIMIT]
+            in_a_process(report, "peers", sizes, place, 2, given.folder)
     if "variants" in given.parts and report.has_time(20, "variants"):
         for found in variants(int(min(max(given.sizes), 4) * GIB)):
             report.add(found)
@@ -576,9 +614,14 @@ def main() -> None:
     if "torch" in given.parts:
         report.add({"torch": with_torch()})
         report.add({"training": training_with_torch()})
-    table(report.found)
-    goals(report.found)
+    said = goals(report.found)
+    print("\n".join(["", *table(report.found), *said]))
+    wrong = any(
+        "failed" in row or row.get("right") is False or row.get("wrong") or row.get("device_drift")
+        for row in report.found
+    )
+    return 1 if wrong or any(": missed" in line for line in said) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

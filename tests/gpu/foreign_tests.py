@@ -12,13 +12,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 SECONDS, LINES = "FOREIGN_TESTS_SECONDS", "FOREIGN_TESTS_LINES"
 HERE = Path(__file__).resolve().parent
 
-Outcomes = dict[str, tuple[str, str]]  # by test: its outcome, and the last line of its error
+Outcomes = dict[str, tuple[str, str]]  # by test: what became of it, and the last line of why
 
 
 # --- the plugin, in the process of one way ---
@@ -53,21 +52,29 @@ def pytest_runtest_logreport(report):
 # --- the caller ---
 
 
-def run(arguments: list[str], *, at: Path, environment: dict[str, str], seconds: int, log: Path) -> Outcomes:
-    """Run pytest on another package's tests; `environment` is added to ours, with its PYTHONPATH before ours."""
-    with tempfile.NamedTemporaryFile("r") as lines:
-        changed = os.environ | environment | {SECONDS: str(seconds), LINES: lines.name}
-        places = [environment.get("PYTHONPATH", ""), str(HERE), os.environ.get("PYTHONPATH", "")]
-        changed["PYTHONPATH"] = os.pathsep.join(filter(None, places))
-        changed["PYTHONDONTWRITEBYTECODE"] = "1"
-        command = [sys.executable, "-m", "pytest", "-p", "foreign_tests", "-p", "no:cacheprovider", "-q", "-rA"]
-        with open(log, "w") as output:
-            subprocess.run([*command, *arguments], cwd=at, env=changed, stdout=output, stderr=subprocess.STDOUT)
-        return {name: (outcome, why) for name, outcome, why in map(json.loads, lines)}
+def run(arguments: list[str], *, at: Path, environment: dict[str, str], seconds: int, out: Path, name: str) -> Outcomes:
+    """Run pytest on another package's tests; `environment` is added to ours, with PYTHONPATH in front of ours.
+
+    What is known of each test is in `out` as soon as the test ends.
+    """
+    lines = out / f"{name}.jsonl"
+    lines.write_text("")
+    changed = os.environ | environment | {SECONDS: str(seconds), LINES: str(lines.resolve())}
+    places = [environment.get("PYTHONPATH", ""), str(HERE), os.environ.get("PYTHONPATH", "")]
+    changed["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    changed["PYTHONDONTWRITEBYTECODE"] = "1"
+    command = [sys.executable, "-m", "pytest", "-p", "foreign_tests", "-p", "no:cacheprovider", "-q", "-rA"]
+    with open(out / f"{name}.log", "w") as output:
+        subprocess.run([*command, *arguments], cwd=at, env=changed, stdout=output, stderr=subprocess.STDOUT)
+    return outcomes_in(lines)
+
+
+def outcomes_in(lines: Path) -> Outcomes:
+    return {name: (outcome, why) for name, outcome, why in map(json.loads, lines.read_text().splitlines())}
 
 
 def table(ways: dict[str, Outcomes]) -> str:
-    """Print one line per test and one column per way; below it, the errors of failed tests."""
+    """One line a test, one column a way; below it, why tests failed."""
     tests = list(dict.fromkeys(test for outcomes in ways.values() for test in outcomes))
     found = ["| Test | " + " | ".join(ways) + " |", "|---|" + "---|" * len(ways)]
     for test in tests:
@@ -80,12 +87,11 @@ def table(ways: dict[str, Outcomes]) -> str:
 
 
 def compare(ways: dict[str, dict[str, str]], arguments: list[str], *, at: Path, seconds: int, out: Path) -> None:
-    """Run all ways, each with its environment, print the table, and store it with the logs in `out`."""
+    """Run all ways, each with its environment, print the table, and keep it with the logs in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     results = {}
     for name, environment in ways.items():
-        log = out / f"{name.replace(' ', '_')}.log"
-        results[name] = run(arguments, at=at, environment=environment, seconds=seconds, log=log)
-        print(f"{name}: {len(results[name])} tests, log in {log}", flush=True)
-        (out / "table.md").write_text(table(results) + "\n")  # after each way, in case the time runs out
+        results[name] = run(arguments, at=at, environment=environment, seconds=seconds, out=out, name=name)
+        print(f"{name}: {len(results[name])} tests, log in {out / name}.log", flush=True)
+        (out / "table.md").write_text(table(results) + "\n")  # after each, in case the time runs out
     print(table(results))
