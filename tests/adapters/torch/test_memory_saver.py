@@ -312,8 +312,16 @@ for size in (300, 90):
 saver.memory_margin_bytes = 0
 cache = zeros(300)
 print("none")
+ours().limit = 500 * MIB
+saver.memory_margin_bytes = MIB
+saver.pause(), saver.resume()
+print(ours().limit // MIB)
+saver.memory_margin_bytes = torch.cuda.mem_get_info()[0]
+print(ours().limit // MIB < 500)
+saver.memory_margin_bytes = 0
+print(ours().limit // MIB)
 """)  # fmt: skip
-    assert found == ["out of memory", "out of memory", "none"]
+    assert found == ["out of memory", "out of memory", "none", "500", "True", "500"]
 
 
 def test_expandable_segments_and_dense_placement_stay_on(program):

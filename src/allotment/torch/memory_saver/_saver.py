@@ -38,6 +38,7 @@ class TorchMemorySaver:
         self._impl: Internals | None = None
         self._retain: bool | None = None
         self._margin = 0
+        self._limits: dict[Allocator, int | None] = {}  # of the allocators that a margin limits, without it
         self._folder = os.environ.get("TMS_DISK_BACKUP_DIR")
 
     # --- regions ---
@@ -195,13 +196,16 @@ class TorchMemorySaver:
     def _keep_margin(self) -> None:
         if self._margin:
             for allocator in _cuda_allocators():
+                own = self._limits.setdefault(allocator, allocator.limit)
                 room = allocator.memory_info()[0] - self._margin
-                allocator.limit = max(allocator.stats()["reserved_bytes.all.current"] + room, 1)
+                limit = max(allocator.stats()["reserved_bytes.all.current"] + room, 1)
+                allocator.limit = limit if own is None else min(own, limit)
 
     def _lift_margin(self) -> None:
-        if self._margin:
-            for allocator in _cuda_allocators():
-                allocator.limit = None
+        while self._limits:
+            allocator, own = self._limits.popitem()
+            if not allocator.closed:
+                allocator.limit = own
 
     @property
     def retain_cpu_backup(self) -> bool:
