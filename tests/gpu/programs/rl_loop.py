@@ -83,6 +83,8 @@ class Trainer:
     def __init__(self) -> None:
         with allotment.tag(self.tag):
             self.model = Model().cuda()
+            for parameter in self.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)  # the backward pass is in no tag
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def train(self, tokens: torch.Tensor) -> float:
