@@ -122,17 +122,17 @@ class Blocks:
             return
         touch = _Touch(moment, stack, writes)
         if block.ended is not None and not moment.is_within(block.given):
-            self._report("use after free", block, block.ended, touch.access())
+            self._report_pair("use after free", block, block.ended, touch.access())
             return
         if block.ended is not None and not _is_settled(block, moment):
-            self._report("not recorded", block, touch.access(), block.ended)
+            self._report_pair("not recorded", block, touch.access(), block.ended)
             return
         for other in list(block.touches.values()):
             if (writes or other.writes) and not moment.is_ordered(other.moment):
-                self._report("race", block, other.access(), touch.access())
+                self._report_pair("race", block, other.access(), touch.access())
         for other in block.before if not moment.comes_after(block.start) else ():
             if not moment.comes_after(other.moment):
-                self._report("reused too early", block, other.access(), touch.access())
+                self._report_pair("reused too early", block, other.access(), touch.access())
                 block.before = []
                 break
         latest = block.touches.get((moment.agent, writes))
@@ -146,7 +146,7 @@ class Blocks:
         block.waited_for = latest_of(moment.seen, self.clocks.now(block.stream).seen)
         for touch in list(block.touches.values()):
             if not _is_settled(block, touch.moment):
-                self._report("not recorded", block, touch.access(), block.ended)
+                self._report_pair("not recorded", block, touch.access(), block.ended)
 
     def within(self, ranges: list[tuple[int, int]]) -> list[Block]:
         """Return the blocks within some ranges of memory, each an address and a size."""
@@ -157,5 +157,5 @@ class Blocks:
         found = [self._by_address.get(address) for address in addresses]
         return [block for block in found if block is not None and block.ended is None]
 
-    def _report(self, kind: str, block: Block, first: Access, second: Access) -> None:
+    def _report_pair(self, kind: str, block: Block, first: Access, second: Access) -> None:
         self._report(Report(kind, block.address, block.size, first, second))
