@@ -110,7 +110,6 @@ class Process:
                  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
                  "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}  # fmt: skip
         logs = out / "logs"
-        logs.mkdir(exist_ok=True)
         name = "".join(character if character.isalnum() else "-" for character in run.key)
         self.output, self.errors = logs / f"{name}.out", logs / f"{name}.err"
         with self.output.open("w") as output, self.errors.open("w") as errors:
@@ -228,9 +227,10 @@ class Checks:
         if self.kit is not None:
             kit = self.out / "kit"
             shutil.copytree(self.kit, kit, dirs_exist_ok=True)
+            jobs = str(max(1, (os.cpu_count() or 1) // 2 - 1))
             for name, variables in (("native", dict(os.environ)), ("counted", counted)):
                 command = [
-                    sys.executable, "run.py", "native", "--name", name, "--not-groups", "trees", "--jobs", "7",
+                    sys.executable, "run.py", "native", "--name", name, "--not-groups", "trees", "--jobs", jobs,
                     "--budget", str(int(seconds)), "--out", str((self.out / "torch").absolute()),
                     "--work", f"/tmp/preload-checks-{name}",
                 ]  # fmt: skip
@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=430)
     parser.add_argument("--kit", type=Path, help="PyTorch's own tests of its allocator, with run.py")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "logs").mkdir(parents=True, exist_ok=True)
     checks = Checks(options.out, options.seconds, options.kit)
     machine = f"{checks.poll.device}, {os.cpu_count()} cores, Python {platform.python_version()}"
     checks.keep("machine", f"{machine}, {time.strftime('%Y-%m-%d')}")

@@ -336,6 +336,9 @@ EXPORT CUresult cuCtxCreate_v2(Context** context, unsigned int flags, CUdevice d
     (*context)->ordinal = device;
     return cuCtxPushCurrent_v2(*context);
 }
+EXPORT CUresult cuCtxCreate(Context** context, unsigned int flags, CUdevice device) {
+    return fails("cuCtxCreate") ? 999 : cuCtxCreate_v2(context, flags, device);
+}
 EXPORT CUresult cuCtxDestroy_v2(Context* context) {
     if (fails(__func__)) return 999;
     if (depth && stack[depth - 1] == context) depth--;

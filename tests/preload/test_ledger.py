@@ -97,6 +97,7 @@ calls = {
     "cuDevicePrimaryCtxReset_v2": lambda call: call(0),
     "cuDevicePrimaryCtxRelease": lambda call: call(0),
     "cuDevicePrimaryCtxRelease_v2": lambda call: call(0),
+    "cuCtxCreate": lambda call: call(more, 0, 0),
     "cuCtxCreate_v2": lambda call: call(more, 0, 0),
     "cuCtxDestroy": lambda call: call(second),
     "cuCtxDestroy_v2": lambda call: call(third),

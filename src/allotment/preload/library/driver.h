@@ -106,6 +106,7 @@ typedef struct { unsigned int sizes[7]; CUstream stream; } CUlaunch;            
     FUNCTION(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, 11000, 0, (CUdevice device)) \
     FUNCTION(cuCtxDestroy, cuCtxDestroy, 2000, 0, (CUcontext context)) \
     FUNCTION(cuCtxDestroy_v2, cuCtxDestroy, 4000, 0, (CUcontext context)) \
+    FUNCTION(cuCtxCreate, cuCtxCreate, 2000, 0, (CUcontext* context, unsigned int flags, CUdevice device)) \
     FUNCTION(cuCtxCreate_v2, cuCtxCreate, 3020, 0, (CUcontext* context, unsigned int flags, CUdevice device)) \
     FUNCTION(cuCtxCreate_v3, cuCtxCreate, 11040, 0, \
              (CUcontext* context, void* parameters, int count, unsigned int flags, CUdevice device)) \

@@ -436,24 +436,18 @@ static int device_of_context(CUcontext context) {
 DESTROYS_CONTEXT(cuCtxDestroy)
 DESTROYS_CONTEXT(cuCtxDestroy_v2)
 
-EXPORT CUresult cuCtxCreate_v2(CUcontext* context, unsigned int flags, CUdevice device) {
-    PASS(cuCtxCreate_v2, context, flags, device);
-    uint64_t used_before = used_before_context(device);
-    CUresult result = real(context, flags, device);
-    if (result == SUCCESS) context_made(device, *context, 0, used_before);
-    return result;
-}
-EXPORT CUresult cuCtxCreate_v3(CUcontext* context, void* parameters, int count, unsigned int flags, CUdevice device) {
-    PASS(cuCtxCreate_v3, context, parameters, count, flags, device);
-    uint64_t used_before = used_before_context(device);
-    CUresult result = real(context, parameters, count, flags, device);
-    if (result == SUCCESS) context_made(device, *context, 0, used_before);
-    return result;
-}
-EXPORT CUresult cuCtxCreate_v4(CUcontext* context, void* parameters, unsigned int flags, CUdevice device) {
-    PASS(cuCtxCreate_v4, context, parameters, flags, device);
-    uint64_t used_before = used_before_context(device);
-    CUresult result = real(context, parameters, flags, device);
-    if (result == SUCCESS) context_made(device, *context, 0, used_before);
-    return result;
-}
+#define CREATES_CONTEXT(name, parameters, ...) \
+    EXPORT CUresult name parameters { \
+        PASS(name, __VA_ARGS__); \
+        uint64_t used_before = used_before_context(device); \
+        CUresult result = real(__VA_ARGS__); \
+        if (result == SUCCESS) context_made(device, *context, 0, used_before); \
+        return result; \
+    }
+CREATES_CONTEXT(cuCtxCreate, (CUcontext* context, unsigned int flags, CUdevice device), context, flags, device)
+CREATES_CONTEXT(cuCtxCreate_v2, (CUcontext* context, unsigned int flags, CUdevice device), context, flags, device)
+CREATES_CONTEXT(cuCtxCreate_v3,
+                (CUcontext* context, void* parameters, int count, unsigned int flags, CUdevice device),
+                context, parameters, count, flags, device)
+CREATES_CONTEXT(cuCtxCreate_v4, (CUcontext* context, void* parameters, unsigned int flags, CUdevice device),
+                context, parameters, flags, device)
