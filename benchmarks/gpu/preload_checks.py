@@ -327,6 +327,7 @@ def main() -> None:
     if "suites" in options.only:
         checks.suites()
     checks.poll.stop()
+    print(tables(checks.found))
 
 
 if __name__ == "__main__":

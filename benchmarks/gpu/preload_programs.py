@@ -431,6 +431,7 @@ def ddp() -> None:
     import torch.distributed as dist
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29577", RANK="0", WORLD_SIZE="1")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4096, 4096).cuda())
     for _ in range(5):

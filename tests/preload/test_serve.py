@@ -167,6 +167,32 @@ for _ in range(2):
     assert output_of(driver, tmp_path, program, *SERVE) == ["0 1", "True 0 0", "True 0 0"]
 
 
+def test_a_free_waits_for_a_destroyed_stream_and_for_a_foreign_context(driver, tmp_path):
+    program = (
+        HOLD
+        + """
+gone, address, word = stream(), allocate(3 * MIB), ctypes.c_uint32.from_address(flag.value)
+hold(gone)
+cuda.cuStreamDestroy_v2(gone)
+second, current, waits_in_second = ctypes.c_void_p(), ctypes.c_void_p(), []
+assert cuda.cuCtxCreate_v2(ctypes.byref(second), 0, 0) == 0
+assert cuda.cuStreamWaitValue32_v2(stream(), flag, 2, 0) == 0
+cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+def wait():
+    cuda.cuCtxGetCurrent(ctypes.byref(current))
+    waits_in_second.append(current.value == second.value)
+    word.value += 1
+    cuda.fake_during(b"cuCtxSynchronize", call)
+
+call = ctypes.CFUNCTYPE(None)(wait)
+cuda.fake_during(b"cuCtxSynchronize", call)
+print(free(address), waits_in_second)
+"""
+    )
+    assert output_of(driver, tmp_path, program, *SERVE) == ["0 [False, True]"]
+
+
 def test_a_wait_that_the_driver_refuses_leaves_the_order_after_the_streams_that_are_left(driver, tmp_path):
     program = (
         HOLD

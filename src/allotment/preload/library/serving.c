@@ -112,10 +112,7 @@ static void order_after_all_work(const allotment_entry_points* table, const Entr
     CUcontext primary = atomic_load(&figures[entry->device].primary);
     T_cuThreadExchangeStreamCaptureMode exchange = REAL(cuThreadExchangeStreamCaptureMode);
     if (destroyed != atomic_load(&waited_for[entry->device])) must_wait = 1;
-    if (must_wait && REAL(cuCtxSynchronize)() == SUCCESS) {
-        atomic_store(&waited_for[entry->device], destroyed);
-        return;
-    }
+    if (must_wait && REAL(cuCtxSynchronize)() == SUCCESS) atomic_store(&waited_for[entry->device], destroyed);
     must_wait = 0;
     if (exchange) exchange(&mode);
     if (!is_capturing(NULL)) table->record_stream(table->context, (void*)(uintptr_t)entry->key, NULL);
