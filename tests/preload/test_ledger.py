@@ -287,6 +287,26 @@ def test_another_process_is_shown_the_ledger(driver, tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("has_history", [False, True])
+def test_a_snapshot_carries_the_ledger_and_explain_prints_it(driver, tmp_path, has_history):
+    program = f"""
+    import subprocess
+    allocator = allotment.current("cuda:0")
+    if {has_history}:
+        allocator.record_history("all")
+    kept = allocator.malloc(1000), allocate(6 * MIB)
+    allocator.history.dump_snapshot({str(tmp_path / "run.pickle")!r})
+    for form in (["--json"], []):
+        command = [sys.executable, "-m", "allotment", "explain", {str(tmp_path / "run.pickle")!r}, *form]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True)
+        print(json.loads(shown.stdout)["process"] if form else shown.stdout)
+    """
+    first, *screen = output_of(driver, tmp_path, program, FAKE_CUDA_CONTEXT=str(CONTEXT))
+    assert ast.literal_eval(first)["library ctypes"] == 6 << 20
+    start = next(at for at, line in enumerate(screen) if line.startswith("The whole process held 24.0 MiB"))
+    assert [line.split()[-1] for line in screen[start + 1 : start + 4]] == ["ctypes", "allotment", "context"]
+
+
 def test_what_the_drivers_pool_keeps_has_a_name(driver, tmp_path):
     program = (
         LEDGER.format(module=0, how="cuMemAllocAsync", more=(None,))

@@ -115,6 +115,7 @@ def _report(found: Explanation) -> dict[str, Any]:
         "kinds": [asdict(each) for each in found.peak.kinds],
         "advice": [asdict(each) for each in found.advice],
         "pinned_memory": None if found.pinned is None else asdict(found.pinned),
+        "process": found.process,
     }
 
 

@@ -61,6 +61,7 @@ def print_explanation(console: Console, found: Explanation) -> None:
     _print_peak(console, found)
     _print_waste(console, found)
     print_pinned(console, found.pinned)
+    _print_process(console, found)
     _print_suggestions(console, found)
     _print_stacks_missing(console, found)
 
@@ -223,6 +224,15 @@ def _print_waste(console: Console, found: Explanation) -> None:
     console.print(f"[bold]{exact_size(found.waste.total)} reserved and not in use[/]")
     causes = [(getattr(found.waste, field.name), CAUSES[field.name]) for field in fields(found.waste)]
     print_rows(console, ((exact_size(size), cause) for size, cause in causes if size))
+    console.print()
+
+
+def _print_process(console: Console, found: Explanation) -> None:
+    if not found.process:
+        return
+    whole = exact_size(sum(found.process.values()))
+    console.print(f"[bold]The whole process held {whole}[/] of the device when the snapshot was taken", soft_wrap=True)
+    print_rows(console, ((exact_size(size), printable(name)) for name, size in found.process.items() if size))
     console.print()
 
 

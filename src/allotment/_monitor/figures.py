@@ -9,6 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from allotment._devices.families import FAMILIES
+from allotment._process.ledger import process_parts
 from allotment._sharing.identity import identity_of
 from allotment._texts import printable
 from allotment.errors import DeviceError, FormatError, PoolError, UnsupportedError
@@ -93,7 +94,7 @@ def figures_of(allocator: Watched) -> Figures:
         tenants={name: each["allocated_bytes"] for name, each in tenants.items()},
         tag_limits=_limits(allocator, "_tag_limit", tags),
         tenant_limits=_limits(allocator, "_tenant_limit", tenants),
-        process=_process_of(allocator),
+        process=process_parts(allocator) or {},
     )
 
 
@@ -103,17 +104,6 @@ def _limits(allocator: Watched, of: str, names: Iterable[str]) -> dict[str, int]
         with suppress(PoolError):  # a tag whose memory was released meanwhile
             found[name] = getattr(allocator.limits, of)(name)
     return {name: limit for name, limit in found.items() if limit is not None}
-
-
-def _process_of(allocator: Watched) -> dict[str, int]:
-    if not hasattr(allocator, "process"):
-        return {}
-    try:
-        found = allocator.process()
-    except (UnsupportedError, DeviceError):
-        return {}
-    libraries = {f"library {name}": size for name, size in found["libraries"].items()}
-    return libraries | {name: found[name] for name in ("context", "modules", "unexplained")}
 
 
 def _memory_of(allocator: Watched) -> tuple[int | None, int | None]:

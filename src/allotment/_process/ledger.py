@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from allotment._process.library import TENANTS, Overview, Preloaded, preloaded
-from allotment.errors import UnsupportedError
+from allotment.errors import DeviceError, UnsupportedError
 
 OURS = "allotment"
 COMMAND = "python -m allotment.preload script.py"
@@ -33,6 +33,16 @@ def process_ledger(allocator: Any) -> dict[str, Any]:
     libraries = _by_library(library, index, allocator, overview)
     total = dict(allocator.device.processes()).get(os.getpid(), 0) or max(0, overview.used - overview.others)
     return _balanced(libraries, overview.context, overview.modules, total)
+
+
+def process_parts(allocator: Any) -> dict[str, int] | None:
+    """Return the ledger as bytes by name: each library, and what else is known. None if nothing counts them."""
+    try:
+        found = process_ledger(allocator)
+    except (UnsupportedError, DeviceError):
+        return None
+    libraries = {f"library {name}": size for name, size in found["libraries"].items()}
+    return libraries | {name: found[name] for name in ("context", "modules", "unexplained")}
 
 
 def _by_library(library: Preloaded, index: int, allocator: Any, overview: Overview) -> dict[str, int]:

@@ -350,6 +350,22 @@ def test_the_end_of_a_snapshot_without_history_has_tenants_too() -> None:
     assert [(each.name, each.bytes) for each in peak.categories] == [("", 3 * MIB), ("dashboard", 2 * MIB)]
 
 
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ({"device": 0, "bytes": {"context": 5, "less": -1, "text": "9"}}, {"context": 5}),
+        ({"device": 1, "bytes": {"context": 5}}, None),
+        ({"device": 0, "bytes": 7}, None),
+        ("nothing", None),
+    ],
+)
+def test_of_what_the_process_held_only_figures_are_read(field: object, expected: dict[str, int] | None) -> None:
+    allocator = an_allocator()
+    allocator.malloc(1000)
+    snapshot = allocator.snapshot() | {"allotment_process": field}
+    assert explain_end(read_source(pickle.dumps(snapshot))).process == expected
+
+
 def test_the_line_of_a_stack_is_the_users_own() -> None:
     library = Frame("empty", "/usr/lib/python3/site-packages/torch/functional.py", 10)
     assert line_of((Frame("call", "??", 0), library, Frame("step", "train.py", 33))) == "train.py:33 step"

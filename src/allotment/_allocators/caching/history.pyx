@@ -33,6 +33,7 @@ from allotment.errors import RequestError
 cdef dict CONTEXT_LEVELS = {None: NEVER, "state": STATE, "alloc": ALLOC, "all": EVERYTHING}
 cdef size_t NO_END = <size_t> 1 << 62
 cdef str VIEWS = "allotment_views"
+cdef str PROCESS = "allotment_process"
 
 atexit.register(finish_all)
 
@@ -384,7 +385,14 @@ cdef class History(Part):
         settings = self.allocator.present_settings().as_pytorch_dict()
         shown = assembled(self.segments(pool), {device: traces}, device + 1, settings, annotations)
         views = self.mappings()
-        return shown if views is None else {**shown, VIEWS: views}
+        if views is not None:
+            shown[VIEWS] = views
+        from allotment._process.ledger import process_parts
+
+        parts = process_parts(self.allocator)
+        if parts is not None:
+            shown[PROCESS] = {"device": device, "bytes": parts}
+        return shown
 
     cdef list mappings(self):
         """Return where memory with several addresses is mapped: chunk, size, region, address; None without any."""

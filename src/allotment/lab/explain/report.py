@@ -48,6 +48,7 @@ from allotment.lab.tune.search import (
 
 __all__ = ["AtPeak", "Bounds", "Explanation", "Peak", "at_end", "at_peak", "explain", "explain_end", "explain_study"]
 
+PROCESS = "allotment_process"
 GOAL = Goal("balanced")
 """The goal of suggestions, which is also the default of `tune`."""
 
@@ -131,6 +132,8 @@ class Explanation(NotebookResult):
     """Settings that would help most, tried by replay; see `worth_following`. None if memory grows: see `advice`."""
     pinned: PinnedFigures | None
     """Pinned memory; None if PyTorch recorded none of it."""
+    process: dict[str, int] | None
+    """What the whole process held on the device at the end, in bytes by name; None if the snapshot does not say."""
 
     @property
     def driver_ms(self) -> float | None:
@@ -214,7 +217,17 @@ def explain_study(study: Study, progress: Callable[[str], None] = lambda what: N
         recorded=recorded,
         suggestions=suggestions,
         pinned=pinned_figures(recording.snapshot),
+        process=_process_of(recording.snapshot, found.device),
     )
+
+
+def _process_of(snapshot: Snapshot, device: int) -> dict[str, int] | None:
+    """Read the field that an allocator writes in a process whose memory is counted. Other content is ignored."""
+    field = snapshot.extra.get(PROCESS)
+    parts = field.get("bytes") if isinstance(field, dict) and field.get("device") == device else None
+    if not isinstance(parts, dict):
+        return None
+    return {str(name): size for name, size in parts.items() if isinstance(size, int) and 0 <= size < 1 << 63}
 
 
 def at_peak(recording: Recording, settings: str | None = None) -> AtPeak:
@@ -293,6 +306,7 @@ def explain_end(snapshot: Snapshot, device: int | None = None) -> Explanation:
         recorded=None,
         suggestions=[],
         pinned=pinned_figures(snapshot),
+        process=_process_of(snapshot, found.device),
     )
 
 
