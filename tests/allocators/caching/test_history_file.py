@@ -17,7 +17,7 @@ import allotment
 from allotment._core.edge.words import HISTORY_MAGIC, Action, word_of
 from allotment._core.records.history import set_user_metadata
 from allotment._formats.history_file import HISTORY_FIELD, HistoryFrames
-from allotment._formats.history_rows import FrameKind, checksum_of
+from allotment._formats.history_rows import HEAD_BYTES, FrameKind, checksum_of
 from allotment._formats.torch_snapshot import Snapshot, read_snapshot
 from allotment.errors import FormatError, RequestError
 from allotment.lab.replay.run import read_recording
@@ -109,6 +109,38 @@ def test_metadata_annotations_and_compile_contexts_are_in_the_file(tmp_path: Pat
     assert [note["name"] for note in read.external_annotations] == ["here"]
 
 
+def test_a_file_has_the_stacks_and_texts_of_its_own_records_and_of_no_earlier_recording(tmp_path: Path) -> None:
+    def in_both() -> None:
+        allocator.free(allocator.malloc(MIB))
+
+    def only_in_the_first() -> None:
+        allocator.free(allocator.malloc(3 * MIB))
+
+    def only_in_the_second() -> None:
+        allocator.free(allocator.malloc(5 * MIB))
+
+    allocator = new_allocator()
+    found = []
+    for name, uses in (("first", [only_in_the_first, in_both]), ("second", [in_both, only_in_the_second])):
+        allocator.record_history(file=tmp_path / name)
+        set_user_metadata(name)
+        for use_it in uses:
+            use_it()
+        set_user_metadata("")
+        allocator.record_history(None)
+        read = read_snapshot(tmp_path / name)
+        columns = read.traces[0]
+        named = {
+            (read.stacks[stack][0].name, read.user_metadata[text])
+            for stack, text in zip(columns.stack.tolist(), columns.user_metadata.tolist(), strict=True)
+        }
+        found.append((named, len(read.stacks), read.user_metadata))
+    assert found == [
+        ({("only_in_the_first", "first"), ("in_both", "first")}, 4, ("first",)),
+        ({("in_both", "second"), ("only_in_the_second", "second")}, 4, ("second",)),
+    ]
+
+
 def test_what_was_there_before_is_known_exactly(tmp_path: Path) -> None:
     allocator = allotment.Allocator("sim:8GiB", settings="compat:2.11")
     before = [allocator.malloc(size) for size in (17 * MIB + 5, 12 * MIB, 30 * MIB, 100)]
@@ -156,7 +188,9 @@ def test_a_file_that_was_cut_off_is_read_up_to_its_last_whole_record(whole: byte
     try:
         read = read_snapshot(whole[:cut])
     except FormatError:
-        assert not all_of_it or cut < len(whole) // 2  # before the first frame was complete
+        first_frame = len(HISTORY_MAGIC) + 1
+        length = int.from_bytes(whole[first_frame + 4 : first_frame + 8], "little")
+        assert not all_of_it or cut < first_frame + HEAD_BYTES + length
         return
     assert entries(read) == all_of_it[: len(read.traces[0])]
 

@@ -9,6 +9,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._core.records.spool cimport Batch, Spool
+from allotment._core.tools.pointer_map cimport PointerMap
 
 cdef class HistoryFile:
     cdef Spool spool
@@ -18,7 +19,7 @@ cdef class HistoryFile:
     cdef int descriptor
     cdef unsigned char* buffer
     cdef Batch* batch                   # taken and not yet written
-    cdef uint32_t stacks_told, names_told
+    cdef PointerMap stacks, names       # those in the file: the process's numbers -> the file's
     cdef uint64_t lost_told
     cdef bint finishing
 
@@ -28,6 +29,7 @@ cdef class HistoryFile:
     cdef bint writes_to(self, object path) except -1
     cdef int finish(self) except -1
     cdef int drain(self) noexcept nogil
+    cdef size_t untold_from(self, size_t first) noexcept nogil
     cdef int put_frame(self, uint32_t kind, bytes content, size_t records) except -1
     cdef bint put_batch(self) noexcept nogil
     cdef int tell_new_names(self) except -1

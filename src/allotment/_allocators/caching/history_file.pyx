@@ -5,12 +5,15 @@ from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, malloc
 
 from allotment._allocators.upcalls cimport report
-from allotment._core.edge.history_rows cimport last_context, write_head, write_rows
+from allotment._core.edge.history_rows cimport is_new, next_untold, write_head, write_rows
 from allotment._core.records.history cimport name_of, stack_frames
 from allotment._core.records.spool cimport (
     BATCH, spool_clear, spool_close, spool_init, spool_return, spool_take)
+from allotment._core.records.tenants cimport stack_of
+from allotment._core.records.trace cimport TraceRecord
 from allotment._core.tools.history_codes cimport (
     HEAD, LOST, MOST_OF_ROW, NAMES, NOTES, RECORDS, SNAPSHOT, STACKS, VERSION)
+from allotment._core.tools.pointer_map cimport PointerMap, map_clear, map_init, map_put, map_reserve
 
 import json
 import os
@@ -96,6 +99,16 @@ cdef object opened_alone(object path):
     return file
 
 
+cdef bint number_in_file(PointerMap* told, uint32_t number) except -1:
+    """Give a stack or name the file's next number; return False if it has one, or is 0: none."""
+    if not is_new(told, number):
+        return False
+    if not map_reserve(told):
+        raise MemoryError("the host has no memory for a history")
+    map_put(told, number, <void*> (told.count + 1))
+    return True
+
+
 cdef class HistoryFile:
     """HistoryFile(path)\n--\n
     A file that a history is written to, from when it is started until it is finished.
@@ -104,7 +117,7 @@ cdef class HistoryFile:
     """
 
     def __cinit__(self, path: str | PathLike[str]):
-        if not spool_init(&self.spool):
+        if not (spool_init(&self.spool) and map_init(&self.stacks) and map_init(&self.names)):
             raise MemoryError("the host has no memory for a history")
         self.buffer = <unsigned char*> malloc(HEAD + BATCH * MOST_OF_ROW)
         if self.buffer == NULL:
@@ -117,6 +130,8 @@ cdef class HistoryFile:
 
     def __dealloc__(self):
         spool_clear(&self.spool)
+        map_clear(&self.stacks)
+        map_clear(&self.names)
         free(self.batch)
         free(self.buffer)
 
@@ -194,21 +209,22 @@ cdef class HistoryFile:
 
     cdef int drain(self) noexcept nogil:
         """Write full batches as long as that needs no interpreter. Return a Pause."""
-        cdef uint32_t last_name = 0
         while True:
             if self.batch == NULL:
                 self.batch = spool_take(&self.spool, PATIENCE)
             if self.batch == NULL:
                 return IDLE
-            if (last_context(self.batch.records, self.batch.count, &last_name) > self.stacks_told
-                    or last_name > self.names_told or self.spool.lost > self.lost_told):
+            if self.spool.lost > self.lost_told or self.untold_from(0) < self.batch.count:
                 return NAMES_NEEDED
             if not self.put_batch():
                 return FAILED
 
+    cdef size_t untold_from(self, size_t first) noexcept nogil:
+        return next_untold(self.batch.records, self.batch.count, first, &self.stacks, &self.names)
+
     cdef bint put_batch(self) noexcept nogil:
         cdef unsigned char* content = self.buffer + HEAD
-        cdef size_t length = write_rows(self.batch.records, self.batch.count, content)
+        cdef size_t length = write_rows(self.batch.records, self.batch.count, &self.stacks, &self.names, content)
         write_head(self.buffer, RECORDS, content, length, self.batch.count)
         if not put(self.descriptor, self.buffer, HEAD + length):
             return False
@@ -227,20 +243,27 @@ cdef class HistoryFile:
 
     cdef int tell_new_names(self) except -1:
         """Write what needs the interpreter: the batch's new stacks and names, annotations, what was lost."""
-        cdef uint32_t last_name = 0
-        cdef uint32_t last_stack = 0
+        cdef TraceRecord* record
+        cdef size_t i
         cdef list notes = self.take_notes()
+        cdef list stacks = [self.stacks.count + 1]      # the number of the first, as the frame begins with
+        cdef list texts = [self.names.count + 1]
         if self.batch != NULL:
-            last_stack = last_context(self.batch.records, self.batch.count, &last_name)
-        if last_stack > self.stacks_told:
-            self.put_frame(STACKS, json.dumps([self.stacks_told + 1, *[
-                [[frame["name"], frame["filename"], frame["line"]] for frame in stack_frames(number)]
-                for number in range(self.stacks_told + 1, last_stack + 1)]]).encode(), 0)
-            self.stacks_told = last_stack
-        if last_name > self.names_told:
-            self.put_frame(NAMES, json.dumps([self.names_told + 1, *[
-                name_of(number) for number in range(self.names_told + 1, last_name + 1)]]).encode(), 0)
-            self.names_told = last_name
+            i = self.untold_from(0)
+            while i < self.batch.count:
+                record = &self.batch.records[i]
+                if number_in_file(&self.stacks, stack_of(record.stack)):
+                    stacks.append([
+                        [frame["name"], frame["filename"], frame["line"]] for frame in stack_frames(record.stack)])
+                if number_in_file(&self.names, record.compile_context):
+                    texts.append(name_of(record.compile_context))
+                if number_in_file(&self.names, record.metadata):
+                    texts.append(name_of(record.metadata))
+                i = self.untold_from(i + 1)
+        if len(stacks) > 1:
+            self.put_frame(STACKS, json.dumps(stacks).encode(), 0)
+        if len(texts) > 1:
+            self.put_frame(NAMES, json.dumps(texts).encode(), 0)
         if notes:
             self.put_frame(NOTES, json.dumps(notes, default=str).encode(), 0)
         if self.spool.lost > self.lost_told:

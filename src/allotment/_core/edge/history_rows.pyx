@@ -2,10 +2,11 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy, memset
 
-from allotment._core.records.tenants cimport stack_of
+from allotment._core.records.tenants cimport stack_of, tenant_of
 from allotment._core.records.trace cimport TraceRecord
 from allotment._core.tools.history_codes cimport (
     HAS_MORE, SAME_CONTEXT, SAME_PLACE, SAME_POOL, checksum, put_number, put_signed)
+from allotment._core.tools.pointer_map cimport PointerMap, map_get
 
 
 cdef void write_head(unsigned char* out, uint32_t kind, const unsigned char* content, size_t length,
@@ -22,7 +23,12 @@ cdef inline bint has_more(const TraceRecord* record) noexcept nogil:
     return (record.exact_address | record.compile_context | record.metadata) != 0
 
 
-cdef size_t write_rows(const TraceRecord* records, size_t count, unsigned char* out) noexcept nogil:
+cdef inline uint32_t in_file(const PointerMap* told, uint32_t number) noexcept nogil:
+    return <uint32_t> <size_t> map_get(told, number)
+
+
+cdef size_t write_rows(const TraceRecord* records, size_t count, const PointerMap* stacks, const PointerMap* names,
+                       unsigned char* out) noexcept nogil:
     """Return the number of bytes written. pre: room for MOST_OF_ROW bytes per record"""
     cdef unsigned char* begin = out
     cdef unsigned char* flags
@@ -53,22 +59,28 @@ cdef size_t write_rows(const TraceRecord* records, size_t count, unsigned char* 
         if record.stack == last.stack:
             flags[0] |= SAME_CONTEXT
         else:
-            out = put_number(out, record.stack)
+            out = put_number(out, tenant_of(record.stack) | in_file(stacks, stack_of(record.stack)))
         if has_more(record):
             flags[0] |= HAS_MORE
             out[0] = record.exact_address != 0
-            out = put_number(out + 1, record.compile_context)
-            out = put_number(out, record.metadata)
+            out = put_number(out + 1, in_file(names, record.compile_context))
+            out = put_number(out, in_file(names, record.metadata))
         last = record
     return out - begin
 
 
-cdef uint32_t last_context(const TraceRecord* records, size_t count, uint32_t* last_name) noexcept nogil:
-    """Return the highest stack number and, in `last_name`, the highest name number of these records."""
-    cdef uint32_t last = 0
+cdef bint is_new(const PointerMap* told, uint32_t number) noexcept nogil:
+    return number != 0 and map_get(told, number) == NULL
+
+
+cdef size_t next_untold(const TraceRecord* records, size_t count, size_t first, const PointerMap* stacks,
+                        const PointerMap* names) noexcept nogil:
+    """Return the index of the next record, from `first` on, with a stack or name that the file lacks; else `count`."""
+    cdef const TraceRecord* record
     cdef size_t i
-    last_name[0] = 0
-    for i in range(count):
-        last = max(last, stack_of(records[i].stack))
-        last_name[0] = max(last_name[0], records[i].compile_context, records[i].metadata)
-    return last
+    for i in range(first, count):
+        record = &records[i]
+        if (is_new(stacks, stack_of(record.stack)) or is_new(names, record.compile_context)
+                or is_new(names, record.metadata)):
+            return i
+    return count
