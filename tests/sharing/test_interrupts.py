@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from allotment import Allocator, multiprocessing, open_shared, open_shared_torch
+from allotment import Allocator, Buffer, multiprocessing, open_shared, open_shared_torch
+from allotment._allocators import opened
 from allotment._devices import open_device
 from allotment._sharing import owner
 from allotment._sharing.pickling import hold_of_pickles
@@ -83,6 +84,21 @@ def test_an_opening_in_the_owners_process_that_is_interrupted_anywhere_leaves_no
             wait_until(lambda: [entry.leases for entry in owner._owner.entries.values()] == [0])
 
         sweep(lambda: open_shared(handles[0]).close(), check, drawn=drawn)
+        handles[0].close()
+        blocks.clear()
+
+
+def test_an_interrupt_that_is_noticed_when_the_buffer_exists_is_what_the_caller_gets(monkeypatch):
+    def noticed_behind(*arguments):
+        Buffer(*arguments)
+        raise KeyboardInterrupt
+
+    with Allocator("host", settings="shareable:True") as allocator:
+        blocks, handles = shared_blocks(allocator, 1)
+        monkeypatch.setattr(opened, "Buffer", noticed_behind)
+        with pytest.raises(KeyboardInterrupt):
+            open_shared(handles[0])
+        wait_until(lambda: [entry.leases for entry in owner._owner.entries.values()] == [0])
         handles[0].close()
         blocks.clear()
 

@@ -44,8 +44,9 @@ def open_shared_torch(handle: bytes, offset: int, size: int, *, device: str | De
     descriptors; SizeError for a place outside of it.
     """
     found = open_device(device, shareable=True) if isinstance(device, str) else device
+    opened: Any
     opened, address = _open_torch(handle, offset, size, found)
-    return _buffer(opened, address, size, 0)
+    return Buffer(opened, address, size, 0)
 
 
 def shared_form(buffer: Buffer, hold: float) -> tuple[Any, ...]:
@@ -67,16 +68,9 @@ def _received(handle: SharedHandle, number: int, start: int, size: int) -> Buffe
 def _open(handle: SharedHandle, number: int, stream: Stream | int) -> Buffer:
     device = stream.device if isinstance(stream, Stream) else None
     on_stream = stream.handle if isinstance(stream, Stream) else int(stream)
+    opened: Any
     opened, address, size = importer.open_block(handle, number, on_stream, device)
-    return _buffer(opened, address, size, stream)
-
-
-def _buffer(opened: Any, address: int, size: int, stream: Stream | int) -> Buffer:
-    try:
-        return Buffer(opened, address, size, stream)
-    except BaseException:
-        opened.free(address)
-        raise
+    return Buffer(opened, address, size, stream)  # `opened` closes itself if this is interrupted
 
 
 def _open_torch(data: bytes, offset: int, size: int, device: Device) -> tuple[importer.Opened, int]:
