@@ -15,12 +15,13 @@ import pytest
 
 import allotment
 from allotment._cli import main
+from allotment._core.edge.words import Action
 from allotment._formats.torch_snapshot import Snapshot, read_snapshot
 from allotment.errors import FormatError, RequestError, SettingsError
 from allotment.lab.replay.records import Kind
 from allotment.lab.replay.result import Result
 from allotment.lab.replay.run import STEP, Recording, read_recording
-from allotment.lab.replay.workload import lanes
+from allotment.lab.replay.workload import History, lanes
 from helpers.effort import sample
 from helpers.recorded_programs import recorded_program
 
@@ -69,6 +70,15 @@ def test_a_whole_history_comes_out_as_recorded_down_to_every_figure(path: Path) 
     assert (result.matches_recording, result.first_difference, result.reason) == (True, None, None)
     stats = recorded_stats(path)
     assert figures(result) == {field: stats[key] for field, key in FIGURES.items()}
+
+
+def test_a_history_of_memory_alone_is_not_copied() -> None:
+    trace = read_recording(WHOLE[0]).trace
+    others = dataclasses.replace(trace, action=np.where(np.arange(len(trace)) == 5, Action.SNAPSHOT, trace.action))
+    names = ("action", "address", "size", "stream")
+    whole, cut = (tuple(getattr(History(given), name) for name in names) for given in (trace, others))
+    assert all(np.shares_memory(column, getattr(trace, name)) for column, name in zip(whole, names, strict=True))
+    assert all(np.array_equal(*columns) for columns in zip(cut, (np.delete(c, 5) for c in whole), strict=True))
 
 
 @pytest.mark.parametrize("path", CUT, ids=name)

@@ -70,10 +70,12 @@ class History:
         self._moves = moves
         self.kept = np.flatnonzero(np.isin(trace.action, ABOUT_MEMORY))
         """The indices of the entries in the file."""
-        self.action = trace.action[self.kept]
-        self.address = trace.address[self.kept]
-        self.size = trace.size[self.kept]
-        self.stream = trace.stream[self.kept]
+        # The trace's own columns where no entry is left out: a copy would be half as large as the trace.
+        of_memory = self.kept if len(self.kept) < len(trace) else slice(None)
+        self.action = trace.action[of_memory]
+        self.address = trace.address[of_memory]
+        self.size = trace.size[of_memory]
+        self.stream = trace.stream[of_memory]
         self.pool_ids = (
             np.stack([trace.pool_first[self.kept], trace.pool_second[self.kept]], axis=1) if trace.has_pools else None
         )
