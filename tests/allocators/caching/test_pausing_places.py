@@ -657,7 +657,7 @@ def refused_folder(alloc, folder, match):
 @LINUX
 def test_a_folder_that_cannot_hold_the_file_is_refused_and_the_tag_stays_awake(alloc, tmp_path, monkeypatch):
     arrays = filled(alloc)
-    refused_folder(alloc, tmp_path / "missing", "is not there")
+    refused_folder(alloc, tmp_path / "missing", "is missing")
     (tmp_path / "file").write_text("")
     refused_folder(alloc, tmp_path / "file", "not a folder")
     refused_folder(alloc, "/dev/shm", "on memory")

@@ -170,7 +170,7 @@ GROUPS = (
             ),
             Operation(
                 "segment_free", "address address, bytes size", "",
-                "Free all memory at an address that `allocate` returned. Raise AddressError for any other address.",
+                "Free all memory at an address that `allocate` returned. Raise AddressError the second time.",
                 method="free",
             ),
         ),

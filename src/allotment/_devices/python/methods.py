@@ -28,7 +28,7 @@ class Methods:
         raise self._lacks("allocate")
 
     def free(self, address: int, size: int) -> None:
-        """Free all memory at an address that `allocate` returned. Raise AddressError a second time and elsewhere."""
+        """Free all memory at an address that `allocate` returned. Raise AddressError the second time."""
         raise self._lacks("free")
 
     # Virtual memory: addresses (ranges) apart from physical memory (chunks) (all or none).
