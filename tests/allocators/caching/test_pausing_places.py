@@ -347,6 +347,20 @@ def test_kept_pages_go_with_their_tag_and_with_the_allocator(alloc):
     assert alloc.sleep.contents_of(address, 4) is None
 
 
+def test_kept_pages_are_released_with_the_last_memory_of_their_tag(alloc):
+    for clear in (alloc.empty_cache, lambda: alloc.trim_to(0)):
+        arrays = filled(alloc)
+        alloc.pause("w", keep_host=True)
+        alloc.resume("w")
+        kept = arrays.pop()
+        del arrays
+        clear()
+        assert alloc.sleep.contents_of(kept.ctypes.data, kept.nbytes) is not None, "some is left"
+        del kept
+        clear()
+        assert alloc.sleep.release_host_copy("w") == 0
+
+
 def test_kept_pages_of_pools_that_are_gone_return(alloc):
     stream = allotment.Stream(alloc)
     arrays = filled(alloc)

@@ -259,7 +259,7 @@ cdef class Sleep(Part):
         return {self.name_of_pool(first, second) for first, second in list(self.allocator.kept)}
 
     cdef int forget_gone(self) except -1:
-        """Contents of pools that are gone are no longer needed. Another pool, awake, may have the id by now."""
+        """Forget contents of pools that are gone, or have no memory left. Another one, awake, may have the id by now."""
         cdef EnginePool* pool
         cdef bint collects
         cdef list gone = []     # released outside of the engine
@@ -271,7 +271,8 @@ cdef class Sleep(Part):
                 if pool == NULL or pool.sleep == AWAKE:
                     gone.append(self.allocator.kept.pop(key, None))
                     self.allocator.paused_for.pop(key, None)
-                if pool == NULL:
+                if pool == NULL or (
+                        pool.sleep == AWAKE and pool.reserved_bytes + pool.small.away + pool.large.away == 0):
                     gone.append(self.allocator.host_copies.pop(key, None))
             finally:
                 self.allocator.leave_making_objects(collects)
