@@ -22,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
@@ -103,10 +104,10 @@ class Run:
 class Process:
     """A program that has begun to import its modules."""
 
-    def __init__(self, run: Run, out: Path) -> None:
+    def __init__(self, run: Run, out: Path, scratch: Path) -> None:
         self.run = run
         start = [sys.executable] if run.preload is None else [sys.executable, "-m", "allotment.preload", *run.preload]
-        cache = {"JAX_COMPILATION_CACHE_DIR": str((out / "jax-cache").absolute()),
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(scratch / "jax"),
                  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
                  "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}  # fmt: skip
         logs = out / "logs"
@@ -145,6 +146,7 @@ class Checks:
     def __init__(self, out: Path, seconds: float, kit: Path | None) -> None:
         self.out = out
         self.kit = kit
+        self.scratch = Path(tempfile.mkdtemp(prefix="preload-checks-"))
         self.until = time.monotonic() + seconds
         self.found: Found = {}
         self.parts: list[str] = []
@@ -191,7 +193,7 @@ class Checks:
         batches: list[list[Run]] = []
         for part in parts:
             try:
-                batches += plan(part, self.out)
+                batches += plan(part, self.scratch)
             except Exception as error:
                 self.keep(f"{part} failed", f"{type(error).__name__}: {error}")
         following = self.prepared(batches, 0)
@@ -212,7 +214,7 @@ class Checks:
             print(f"--- {batch[0].key}: {time.time() - begun:.0f} s, {self.left():.0f} s left", flush=True)
 
     def prepared(self, batches: list[list[Run]], number: int) -> list[Process]:
-        return [Process(run, self.out) for run in batches[number]] if number < len(batches) else []
+        return [Process(run, self.out, self.scratch) for run in batches[number]] if number < len(batches) else []
 
     def suites(self) -> None:
         """Tests of frameworks, natively and counted at the same time."""
@@ -225,14 +227,14 @@ class Checks:
         numba = [sys.executable, str(SUITES), "numba", "--preload"]
         commands["suite numba"] = (numba, dict(os.environ), HERE)
         if self.kit is not None:
-            kit = self.out / "kit"
+            kit = self.scratch / "kit"
             shutil.copytree(self.kit, kit, dirs_exist_ok=True)
             jobs = str(max(1, (os.cpu_count() or 1) // 2 - 1))
             for name, variables in (("native", dict(os.environ)), ("counted", counted)):
                 command = [
                     sys.executable, "run.py", "native", "--name", name, "--not-groups", "trees", "--jobs", jobs,
                     "--budget", str(int(seconds)), "--out", str((self.out / "torch").absolute()),
-                    "--work", f"/tmp/preload-checks-{name}",
+                    "--work", str(self.scratch / name),
                 ]  # fmt: skip
                 commands[f"suite torch {name}"] = (command, variables, kit)
         running = {}
@@ -280,14 +282,14 @@ WAYS_OF_JAX: dict[str, tuple[list[str] | None, dict[str, str]]] = {
 }
 
 
-def plan(part: str, out: Path) -> list[list[Run]]:
+def plan(part: str, scratch: Path) -> list[list[Run]]:
     if part == "ways":
         served = Run("ways jax served", ["ways", "jax"], JAX)
         return [[*(Run(f"ways {name}", ["ways", name], COUNT, 90, QUIET) for name in FRAMEWORKS), served]]
     if part == "pairs":
-        library = str((out / "pairs.so").absolute())
-        (out / "pairs.c").write_text(PAIRS_IN_C)
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, out / "pairs.c", "-ldl"], check=True)
+        library = str(scratch / "pairs.so")
+        (scratch / "pairs.c").write_text(PAIRS_IN_C)
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, scratch / "pairs.c", "-ldl"], check=True)
         ways = (("native", None), ("count", COUNT), ("serve", SERVE))
         return [[Run(f"pairs {name}", ["pairs", library], preload, 30)] for name, preload in ways]
     if part == "jax":
@@ -327,6 +329,7 @@ def main() -> None:
     if "suites" in options.only:
         checks.suites()
     checks.poll.stop()
+    shutil.rmtree(checks.scratch, ignore_errors=True)
     print(tables(checks.found))
 
 
