@@ -1,8 +1,10 @@
-"""PyTorch, or an error that says how to get it."""
+"""PyTorch, or an error that says how to get it, also for a PyTorch that is too old."""
 
 import sys
+from types import ModuleType
 
 from allotment._adapters.frameworks import import_framework
+from allotment._rules import OLDEST
 
 
 def _is_the_program(package: str) -> bool:
@@ -11,8 +13,19 @@ def _is_the_program(package: str) -> bool:
     return "-m" in arguments and arguments[arguments.index("-m") + 1 :][:1] == [package]
 
 
+def _refuse_too_old(torch: ModuleType) -> None:
+    """Raise ImportError for a PyTorch that lacks functions that every mode uses."""
+    if not hasattr(torch.cuda.memory, "host_memory_stats"):
+        raise ImportError(
+            f"allotment.torch needs PyTorch {OLDEST} or newer, and {torch.__version__} is installed; install it with:"
+            f" pip install 'torch>={OLDEST}'",
+            name="torch",
+        )
+
+
 try:
     torch = import_framework("allotment.torch", "torch", "torch")
+    _refuse_too_old(torch)
 except ImportError as error:
     if not _is_the_program("allotment.torch"):
         raise

@@ -59,14 +59,26 @@ def run(*arguments, at, given=""):
     return subprocess.run(command, cwd=at, input=given, capture_output=True, text=True, check=False)
 
 
-def test_without_pytorch_it_says_in_one_line_what_is_missing(tmp_path):
-    (tmp_path / "torch.py").write_text("raise ImportError('there is no PyTorch')")
+MISSING = "allotment.torch needs torch: there is no PyTorch; install it with: pip install torch"
+TOO_OLD = (
+    "allotment.torch needs PyTorch 2.11 or newer, and 2.4.1 is installed; install it with: pip install 'torch>=2.11'"
+)
+
+
+@pytest.mark.parametrize(
+    "code, words",
+    [
+        ("raise ImportError('there is no PyTorch')", MISSING),
+        ("from types import SimpleNamespace as C; __version__ = '2.4.1'; cuda = C(memory=C())", TOO_OLD),
+    ],
+)
+def test_without_a_pytorch_that_fits_it_says_in_one_line_what_to_install(tmp_path, code, words):
+    (tmp_path / "torch.py").write_text(code)
     (tmp_path / "program.py").touch()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *PLACES])}
     for program in ("-m allotment.torch program.py", "-m allotment.torch --help", "-c 'import allotment.torch'"):
         command = [sys.executable, *shlex.split(program)]
         ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        words = "allotment.torch needs torch: there is no PyTorch; install it with: pip install torch"
         if "-m" in command:
             assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", words + "\n")
         else:
