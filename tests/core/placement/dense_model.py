@@ -17,6 +17,7 @@ LARGE = 4 * MIB  # from here on equal sizes are kept together
 PASSED_OVER = 64  # the most tiles that a search looks at before it gives up
 CLOCK_STREAMS = 4  # streams of a clock, before the rest is folded
 CHUNK_MOST = 256 * MIB
+LOADING_GRAIN = 32
 VIEW_US, CHUNK_US = 32.5, 47.0
 LEFT_OVER_US = 5.0  # per MiB
 MICRO = 1_000_000
@@ -597,6 +598,8 @@ class Arena:
         if self.is_pressed():
             return max(4 * MIB, up(self.memory.obtainable // 512))
         grain = self.options.grain
+        if self.loading and self.memory.reserved < self.memory.obtainable // 8:
+            grain = min(grain, LOADING_GRAIN)
         most = max(768 * MIB // grain, max(self.memory.reserved, self.memory.active + left) // grain, 2 * new // grain)
         return min(CHUNK_MOST, up(most))
 

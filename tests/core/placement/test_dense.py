@@ -267,7 +267,7 @@ def test_a_view_that_work_may_still_use_stays() -> None:
 
 def test_views_that_come_and_go_do_not_do_so_forever() -> None:
     allocator = dense(more=",dense_slack:0,dense_views:2")
-    stitch(allocator, 140)
+    stitch(allocator, 280)
     calls = allocator.stats()["dense.driver_calls.unmap"]
     assert calls > 0
     stitch(allocator, 140)

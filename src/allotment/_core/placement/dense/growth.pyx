@@ -21,6 +21,7 @@ from allotment._core.tools.arrays cimport make_room
 cdef enum:
     CHUNK_MOST = 268435456
     START_CHUNKS = 64
+    LOADING_GRAIN = 32          # what a program loads mostly stays, and finer chunks of it would save little
     MEBIBYTE = 1048576
 
 
@@ -72,6 +73,8 @@ cdef bytes_t chunk_size(const Arena* arena, bytes_t reserved, bytes_t left, byte
     if is_pressed(reserved, left):
         most = max(<bytes_t> 4 * MEBIBYTE, whole_granules((reserved + left) // 512))
     else:
+        if arena.loading and reserved < (reserved + left) // 8:
+            grain = min(grain, <uint64_t> LOADING_GRAIN)
         most = max(<bytes_t> 768 * MEBIBYTE, reserved, in_use(arena.engine) + rest, 2 * new) // grain
         most = min(<bytes_t> CHUNK_MOST, whole_granules(most))
     size = min(rest, most)
