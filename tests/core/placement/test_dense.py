@@ -17,7 +17,9 @@ from allotment._devices.simulated.device import SimulatedDevice
 from allotment.errors import AllotmentError, OutOfMemoryError, SettingsError, UnsupportedError
 from helpers.effort import sample
 from helpers.engine import GIB, MIB, check
+from helpers.faulty import faulty
 from helpers.lives import LIVES, Life, lived_twice, undisturbed
+from helpers.relay_device import RelayDevice
 
 CROWDED = ("crowded", "crowded streams", "crowded pools", "checkpoints")
 LIVES_OF_DENSE = [
@@ -287,6 +289,33 @@ def test_new_memory_is_mapped_where_memory_was_released() -> None:
     allocator.free(again)
     allocator.empty_cache()
     assert allocator.device.used == 0
+
+
+def test_a_device_without_further_addresses_serves_from_those_that_it_gave() -> None:
+    device = faulty(RelayDevice)(SimulatedDevice(2 * GIB))
+    calls = 0
+
+    def faults(number: int, method: str) -> BaseException | None:
+        nonlocal calls
+        calls += method == "range_reserve"
+        return MemoryError() if method == "range_reserve" and calls > 1 else None
+
+    device.faults = faults
+    allocator = Allocator(device, settings="placement:dense")
+    draw = random.Random(1)
+    blocks = []
+    for number in range(60):
+        blocks.append(allocator.malloc(draw.randrange(1, 40) * MIB))
+        if number % 3 == 0:
+            allocator.free(blocks.pop(draw.randrange(len(blocks))))
+        allocator.inspection.check_invariants()
+    assert calls > 1  # it tried to put free memory under new addresses
+    with pytest.raises(OutOfMemoryError, match="Out of memory"):
+        allocator.malloc(2 * GIB)
+    for block in blocks:
+        allocator.free(block)
+    allocator.empty_cache()
+    assert device.held == {"ranges": 0, "chunks": 0, "mappings": 0}
 
 
 def test_addresses_do_not_run_out_when_memory_is_released_repeatedly() -> None:

@@ -250,6 +250,10 @@ cdef Tile* cheapest_gap(Arena* arena, bytes_t size, bytes_t* need) noexcept nogi
     return best
 
 
+cdef inline bint addresses_were_refused(const Failure* failure) noexcept nogil:
+    return failure.reason == FAILED_DEVICE and strcmp(failure.operation, b"range_reserve") == 0
+
+
 cdef inline bint mapping_was_refused(const Failure* failure) noexcept nogil:
     return failure.reason == FAILED_DEVICE and (
         strcmp(failure.operation, b"map") == 0 or strcmp(failure.operation, b"set_access") == 0)
@@ -277,15 +281,27 @@ cdef Region* try_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_t le
 
 cdef Region* grow_by_plan(Arena* arena, const Terms* terms, bytes_t more, bytes_t left,
                           Request* request) noexcept nogil:
-    """Grow by the cheapest plan. If the device refuses a mapping, retry once without stitching."""
-    cdef Terms plain = terms[0]
+    """Grow by the cheapest plan. If the device refuses addresses, retry once with those that are left in regions; if it
+    refuses a mapping, retry once without stitching.
+    """
+    cdef Terms fewer = terms[0]
+    cdef Failure refusal
     cdef bint stitched
     cdef Region* region = try_plan(arena, terms, more, left, request, &stitched)
-    if region != NULL or not stitched or not mapping_was_refused(&request.failure):
+    if region != NULL:
         return region
+    refusal = request.failure
+    if addresses_were_refused(&refusal):
+        fewer.new_regions = False
+    elif stitched and mapping_was_refused(&refusal):
+        fewer.stitches = False
+    else:
+        return NULL
     request.failure.reason = NO_FAILURE
-    plain.stitches = False
-    return try_plan(arena, &plain, more, left, request, &stitched)
+    region = try_plan(arena, &fewer, more, left, request, &stitched)
+    if region == NULL and not fewer.new_regions and whole_granules(request.rounded) <= left:
+        request.failure = refusal       # what is short is addresses, not memory
+    return region
 
 
 cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
@@ -336,6 +352,7 @@ cdef Region* grow(Arena* arena, Request* request, bint last) noexcept nogil:
     terms.size = size
     terms.room = room
     terms.stitches = arena.engine.tuning.dense_views > 1
+    terms.new_regions = True
     terms.mebibyte_us = 1e9 if last else 1000.0 if pressed else 20.0 * arena.engine.tuning.dense_grain / 24
     more = 0 if pressed or last else min(whole_granules(peak // 200), unlimited)
     return grow_by_plan(arena, &terms, more, left, request)

@@ -33,6 +33,7 @@ cdef struct Terms:
     bytes_t room
     double mebibyte_us          # price of new memory beyond the room
     bint stitches               # chunks may have more than one view
+    bint new_regions            # addresses may be reserved
 
 cdef bint plan_cheapest(Arena* arena, const Terms* terms, Plan* best, Failure* failure) noexcept nogil
 cdef void plan_clear(Plan* plan) noexcept nogil

@@ -205,9 +205,9 @@ cdef bint plan_cheapest(Arena* arena, const Terms* terms, Plan* best, Failure* f
         have = region.last.block.size if region.last != NULL and region.last.state == TILE_FREE else 0
         for with_head in range(2 if terms.stitches else 1):
             consider(&stock, terms, region, NULL, have, with_head, best)
-    for with_head in range(2 if terms.stitches else 1):
+    for with_head in range((2 if terms.stitches else 1) if terms.new_regions else 0):
         consider(&stock, terms, NULL, NULL, 0, with_head, best)
-    for i in range(stock.tail_count if terms.stitches else 0):
+    for i in range(stock.tail_count if terms.stitches and terms.new_regions else 0):
         for with_head in range(2):
             consider(&stock, terms, NULL, stock.tails[i], stock.tail_sizes[i], with_head, best)
     stock_clear(&stock)
