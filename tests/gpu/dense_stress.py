@@ -1,14 +1,17 @@
-"""Dense placement on a GPU with every byte checked: is memory ever allocated while a kernel still uses it?
+"""Dense placement on a GPU with every byte watched: is memory ever handed out while somebody still works with it?
 
-    python tests/gpu/dense_stress.py [--seconds N] [--graphs] [--settings S] [--limit 12GiB] [--streams 4]
+    python tests/gpu/dense_stress.py [--seconds N] [--graphs] [--renew-streams] [--settings S] [--limit 12GiB]
 
-Needs CuPy. Every block is filled by a kernel on its stream when it is allocated, each 8 bytes with a unique value, and
-compared by a kernel on its stream right before it is freed. Some blocks are also compared on other streams, which wait
-for the filling on the GPU, and are declared to the allocator by `record_stream`. The host rarely waits, so frees and
-requests are far ahead of the kernels. `dense_grain:256` makes chunks small and mappings many. With --graphs, graphs
-that were captured in private pools run beside it, and compare their own memory at each launch.
+Needs CuPy. Every block is filled by a kernel on its stream when it is allocated, each 8 bytes with a value of their
+own, and compared by a kernel on its stream right before it is freed. Some blocks are also compared on other streams,
+which wait for the filling on the GPU, and are declared to the allocator by `record_stream`. The host hardly ever
+waits, so frees and requests are far ahead of the kernels. `dense_grain:256` makes chunks small and mappings many.
+With --graphs, graphs that were captured in private pools run beside it, and compare their own memory at each launch.
+With --renew-streams, a stream is destroyed now and then, when all blocks that it used are freed, and a new one takes
+its place: memory that is still cached was last used on a stream that no longer exists. Only without it do streams wait
+for each other.
 
-Exits with 1 if any word was wrong, or if nothing was stitched.
+Ends with 1 if a single word was wrong, or if nothing was stitched.
 """
 
 from __future__ import annotations
@@ -42,10 +45,10 @@ THREADS = 256
 MOST_GROUPS = 1024
 SIZES = [512, 4096, 70_000, 1 << 20, 3 << 20, 5 << 20, 5 << 20, 12 << 20, 24 << 20, 24 << 20, 60 << 20, 150 << 20]
 AHEAD = 400
-"""Number of steps after which the host waits for the GPU, so that the queue of kernels stays bounded."""
+"""Steps after which the host waits for the GPU once, so that the queue of kernels stays bounded."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     address: int
     size: int
@@ -64,7 +67,7 @@ class Stress:
         self.wrong = cupy.zeros(1, dtype=cupy.uint64)
         self.choose = random.Random(seed)
         self.blocks: list[Block] = []
-        self.live = self.filled = self.compared = self.refused = self.launches = 0
+        self.live = self.filled = self.compared = self.refused = self.launches = self.renewed = 0
         self.favourites = [self.choose.choice(SIZES) for _ in range(5)]
         self.graphs: list[tuple[Any, Any, Any]] = []
         cupy.cuda.Device().synchronize()
@@ -107,16 +110,29 @@ class Stress:
         other.wait_event(block.stream.record())
         self.compare(block, other)
         self.allocator.record_stream(block.address, other.ptr)
+        block.users.append(other)
 
     def free_some(self, count: int) -> None:
         for _ in range(count):
-            block = self.blocks.pop(self.choose.randrange(len(self.blocks)))
-            self.compare(block, block.stream)
-            self.allocator.free(block.address)
-            self.live -= block.size
+            self.free(self.choose.choice(self.blocks))
+
+    def free(self, block: Block) -> None:
+        self.blocks.remove(block)
+        self.compare(block, block.stream)
+        self.allocator.free(block.address)
+        self.live -= block.size
+
+    def renew_stream(self) -> None:
+        """Free what a stream uses, and destroy it; its work may still run."""
+        at = self.choose.randrange(len(self.streams))
+        stream = self.streams[at]
+        for block in [block for block in self.blocks if stream in (block.stream, *block.users)]:
+            self.free(block)
+        self.streams[at] = cupy.cuda.Stream(non_blocking=True)
+        self.renewed += 1
 
     def capture(self) -> None:
-        """A graph that, whenever it is launched, fills two blocks of its own pool and compares them."""
+        """A graph that fills two blocks of its own pool, and compares them, whenever it is launched."""
         stream = cupy.cuda.Stream(non_blocking=True)
         pool = self.allocator.pool()
         with pool:
@@ -129,7 +145,7 @@ class Stress:
                 if round_ % 2:
                     self.allocator.free(block.address)
             graph = stream.end_capture()
-        self.graphs.append((stream, pool, graph))  # the last first: no stream before the memory that it used
+        self.graphs.append((stream, pool, graph))  # the last goes first: no stream before the memory it used
 
     def step(self) -> None:
         if self.graphs and self.choose.random() < 0.2:
@@ -146,7 +162,7 @@ class Stress:
         if self.choose.random() < 0.002:
             self.favourites = [self.choose.choice(SIZES) for _ in range(5)]
 
-    def run(self, seconds: float, graphs: bool) -> dict[str, Any]:
+    def run(self, seconds: float, graphs: bool, renew: bool) -> dict[str, Any]:
         end = time.monotonic() + seconds
         steps = 0
         while time.monotonic() < end:
@@ -154,6 +170,8 @@ class Stress:
             steps += 1
             if graphs and steps % 2000 == 1 and len(self.graphs) < 8:
                 self.capture()
+            if renew and steps % 500 == 0:
+                self.renew_stream()
             if steps % AHEAD == 0:
                 cupy.cuda.Device().synchronize()
             if steps % 5000 == 0:
@@ -167,6 +185,7 @@ class Stress:
             "filled": self.filled,
             "compared": self.compared,
             "graph_launches": self.launches,
+            "streams_destroyed": self.renewed,
             "wrong_words": int(self.wrong.get()[0]),
             "refused": self.refused,
             "peak_reserved_MiB": stats["reserved_bytes.all.peak"] >> 20,
@@ -180,14 +199,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Every block filled and compared on the GPU, on several streams.")
     parser.add_argument("--seconds", type=float, default=180)
     parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--renew-streams", action="store_true")
     parser.add_argument("--settings", default="placement:dense,dense_grain:256")
     parser.add_argument("--limit", default="12GiB")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     stress = Stress(arguments.settings, arguments.limit, arguments.streams, arguments.seed)
-    result = stress.run(arguments.seconds, arguments.graphs)
-    print(json.dumps(result, indent=1))
+    stress.allocator._note_streams(not arguments.renew_streams)
+    result = stress.run(arguments.seconds, arguments.graphs, arguments.renew_streams)
+    print(json.dumps(result))
     stitched = result.get("dense.stitches", 1) > 0 or "dense_views:1" in arguments.settings
     sys.exit(result["wrong_words"] != 0 or not stitched)
 
