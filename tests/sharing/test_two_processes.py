@@ -114,6 +114,17 @@ def test_a_handle_that_is_not_opened_holds_its_block_for_a_while_only(allocator,
     assert raised.value.reason == "expired"
 
 
+@pytest.mark.parametrize("hold", [30 * 86_400, 1e12, 10**400])
+def test_a_hold_longer_than_the_system_can_wait_does_not_end_the_service_of_the_others(peer, hold):
+    with Allocator("host", settings="shareable:True") as allocator, allocator.empty(MIB) as held:
+        handle = allocator.share(held, hold=hold)
+        with allocator.empty(MIB) as buffer:
+            allocator.share(buffer, hold=0.001)
+        wait_until(lambda: active(allocator) == MIB)
+        assert peer.run("with open_shared(handle) as opened: result = len(opened)", handle=handle) == MIB
+        handle.close()
+
+
 def test_a_block_that_was_not_opened_in_time_can_be_shared_again_and_has_the_same_handle(allocator, peer):
     buffer = allocator.empty(MIB)
     handle = allocator.share(buffer)

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 _LAST_REFERENCE = 2  # by `sys.getrefcount`, whose argument is the second one
 _POLL_SECONDS = 0.002
+_LONGEST_WAIT = 86_400.0
+"""The system refuses a wait of more than 24 days."""
 _BACKLOG = 128
 _SHORTAGE_SECONDS = 0.1
 
@@ -356,7 +358,7 @@ class Owner:
         with self.lock:
             first = min(self.deadlines[0][0] if self.deadlines else math.inf, self.listens_again)
             self.sleeps_until = first
-        return max(first - time.monotonic(), 0.0) if math.isfinite(first) else None
+        return min(max(first - time.monotonic(), 0.0), _LONGEST_WAIT) if math.isfinite(first) else None
 
     def expire(self) -> None:
         now = time.monotonic()

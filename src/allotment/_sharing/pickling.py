@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,16 +10,17 @@ from contextvars import ContextVar
 from allotment.errors import RequestError
 
 HOLD_SECONDS = 60.0
+_FOR_EVER = 1e9
 
 _hold: ContextVar[float | None] = ContextVar("allotment_pickles_share", default=None)
 _holds_of_all_threads: dict[object, float] = {}  # one per `sharing(all_threads=True)` in progress
 
 
 def checked_hold(hold: float) -> float:
-    """Return how long a block is held. Raises RequestError for an invalid time."""
+    """Return how long a block is held: infinite from a billion seconds on. Raises RequestError for an invalid time."""
     if not isinstance(hold, int | float) or not hold >= 0:
         raise RequestError(f"hold must be a number of seconds from 0 on, not {hold!r}")
-    return hold
+    return hold if hold < _FOR_EVER else math.inf
 
 
 def hold_of_pickles() -> float | None:
@@ -39,7 +41,8 @@ def sharing(hold: float = HOLD_SECONDS, *, all_threads: bool = False) -> Iterato
     """
     before, ours = _hold.get(), object()
     try:  # nothing is changed outside of it: an interrupt may come after any call
-        _hold.set(checked_hold(hold))
+        hold = checked_hold(hold)
+        _hold.set(hold)
         if all_threads:
             _holds_of_all_threads[ours] = hold
         yield
