@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from allotment._allocators.caching.allocator import Allocator
 from allotment._allocators.current import holders_on
-from allotment.errors import AllotmentError
+from allotment.errors import AllotmentError, RequestError
 
 if TYPE_CHECKING:
     from allotment.errors import OutOfMemoryFacts
@@ -33,9 +33,12 @@ def wait(allocator: Allocator, *, seconds: float) -> _Step:
     """Wait at most `seconds` until any thread frees memory; retry the request if one did.
 
     Work on other streams needs no handler: the allocator has waited for it before. Sleeps in short intervals, without
-    any lock. Raises TypeError for anything other than an `Allocator`, as all functions here do.
+    any lock. Raises TypeError for anything other than an `Allocator`, as all functions here do; RequestError for an
+    invalid time.
     """
     _expect_allocator(allocator)
+    if not isinstance(seconds, int | float) or not seconds >= 0:
+        raise RequestError(f"seconds must be a number from 0 on, not {seconds!r}")
 
     def step(facts: OutOfMemoryFacts) -> bool:
         end = time.monotonic() + seconds

@@ -193,6 +193,12 @@ def test_a_wait_ends_when_its_time_is_over():
 
 
 @pytest.mark.threads
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "1"])
+def test_what_is_not_a_time_is_refused_before_memory_runs_out(seconds):
+    with pytest.raises(RequestError, match="seconds must be a number from 0 on"):
+        relief.wait(allotment.Allocator("sim:1GiB"), seconds=seconds)
+
+
 def test_threads_on_a_full_device_all_get_their_memory():
     alloc = on_device(60 * MIB)
     alloc.on_out_of_memory(relief.wait(alloc, seconds=60), tries=100_000)
