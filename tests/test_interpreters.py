@@ -65,10 +65,10 @@ def test_a_subinterpreter_is_refused_in_one_line(kind, first):
         {first}
         made = _interpreters.create({kind!r})
         refused = "import allotment"
-        told = _interpreters.exec(made, "try:\\n    import allotment\\nexcept ImportError as error:\\n    print(error)")
+        end = _interpreters.exec(made, "try:\\n    import allotment\\nexcept ImportError as error:\\n    print(error)")
         _interpreters.destroy(made)
         import allotment
-        print(told, allotment.Allocator("host").malloc(0))
+        print(end, allotment.Allocator("host").malloc(0))
     """
     assert output_of(program).splitlines() == [
         "allotment does not support subinterpreters: import it in the main interpreter, and use threads or processes",

@@ -80,8 +80,8 @@ def test_the_page_for_makers_of_devices_lists_what_it_requires():
     assert re.findall(r"^- (.*)$", listed, re.MULTILINE) == requirements()
 
 
-@pytest.mark.parametrize("told", ["AddressError", "second time"])
-def test_the_page_for_device_authors_says_that_a_second_free_is_refused(told):
+@pytest.mark.parametrize("words", ["AddressError", "second time"])
+def test_the_page_for_device_authors_says_that_a_second_free_is_refused(words):
     from allotment import Backend
 
-    assert told in (Backend.free.__doc__ or "")
+    assert words in (Backend.free.__doc__ or "")

@@ -114,10 +114,10 @@ def start(allocator: str, settings: str) -> subprocess.Popen[str]:
 
 
 def run(process: subprocess.Popen[str]) -> dict[str, Any]:
-    told, complained = process.communicate("go\n")
+    printed, complained = process.communicate("go\n")
     if process.returncode != 0:
         sys.exit(f"{process.args} failed:\n{complained[-4000:]}")
-    result: dict[str, Any] = json.loads(told.splitlines()[-1])
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return result
 
 
@@ -201,11 +201,11 @@ def main() -> int:
         assert process.stdout is not None
         process.stdout.readline()  # none trains before all are ready
     for (turn, (allocator, name)), process in zip(turns, processes, strict=True):
-        told = run(process)
-        runs[allocator, name].append(told)
+        result = run(process)
+        runs[allocator, name].append(result)
         print(
-            f"round {turn + 1}: {allocator}, {name}: {told['tokens_per_second']:,.0f} tokens/s, "
-            f"{told['peak_reserved'] >> 20:,} MiB reserved, last loss {told['losses'][-1]}",
+            f"round {turn + 1}: {allocator}, {name}: {result['tokens_per_second']:,.0f} tokens/s, "
+            f"{result['peak_reserved'] >> 20:,} MiB reserved, last loss {result['losses'][-1]}",
             file=sys.stderr,
             flush=True,
         )

@@ -175,7 +175,7 @@ def at_peak(found: Any, device: str = "cuda") -> dict[str, Any]:
     return {"time_ns": when, "peak_bytes": most, "blocks": rows}
 
 
-def compare(file: Path, told: dict[str, Any]) -> Counter[tuple[str, str]]:
+def compare(file: Path, reported: dict[str, Any]) -> Counter[tuple[str, str]]:
     """Return bytes by the profiler's category and ours, of the blocks that the profiler knows at its peak.
 
     The profiler counts as parameters all results that depend on gradients and are used for the next ones, even if the
@@ -189,8 +189,8 @@ def compare(file: Path, told: dict[str, Any]) -> Counter[tuple[str, str]]:
 
     recording = read_recording(file)
     study = Study(recording)
-    addresses = np.array([address for address, _, _ in told["blocks"]], dtype=np.uint64)
-    sizes = np.array([size for _, size, _ in told["blocks"]], dtype=np.int64)
+    addresses = np.array([address for address, _, _ in reported["blocks"]], dtype=np.uint64)
+    sizes = np.array([size for _, size, _ in reported["blocks"]], dtype=np.int64)
 
     def lives_at(entry: int) -> Any:
         lives = recording.lives_at(addresses, np.full(len(addresses), entry))
@@ -200,11 +200,11 @@ def compare(file: Path, told: dict[str, Any]) -> Counter[tuple[str, str]]:
     def known_bytes(lives: Any) -> int:
         return int(sizes[lives >= 0].sum())
 
-    lives = lives_at(int(np.searchsorted(recording.trace.time_us, told["time_ns"] // 1000, "right")))
+    lives = lives_at(int(np.searchsorted(recording.trace.time_us, reported["time_ns"] // 1000, "right")))
     if known_bytes(lives) < 0.99 * sizes.sum():  # the two clocks differ: take the moment with most of these blocks
         lives = max([lives, *map(lives_at, recording.call_entries.tolist())], key=known_bytes)
     found: Counter[tuple[str, str]] = Counter()
-    for life, (_, size, category) in zip(lives.tolist(), told["blocks"], strict=True):
+    for life, (_, size, category) in zip(lives.tolist(), reported["blocks"], strict=True):
         ours = study.kinds.names[study.kinds.of_life[life]] if life >= 0 else "not recorded"
         is_of_optimizer = life >= 0 and bool(study.origins.marks[life] & Mark.OPTIMIZER)
         if category == "PARAMETER" and ours == "temporaries" and is_of_optimizer:
@@ -215,15 +215,15 @@ def compare(file: Path, told: dict[str, Any]) -> Counter[tuple[str, str]]:
 
 def tell(name: str, file: Path) -> dict[str, Any]:
     """Return how many bytes at the peak have the same kind for both, and which differ."""
-    told = json.loads(categories_of(file).read_text())
-    found = compare(file, told)
+    reported = json.loads(categories_of(file).read_text())
+    found = compare(file, reported)
     known = {pair: size for pair, size in found.items() if pair[0] in OURS and pair[1] != "not recorded"}
     agreed = sum(size for (theirs, ours), size in known.items() if OURS[theirs] == ours)
     compared = sum(known.values())
     of_optimizer = sum(size for (_, ours), size in known.items() if ours == OF_OPTIMIZER)
     return {
         "ok": agreed >= ENOUGH * (compared - of_optimizer) > 0,
-        "peak_bytes": told["peak_bytes"],
+        "peak_bytes": reported["peak_bytes"],
         "compared_bytes": compared,
         "agreed_bytes": agreed,
         "optimizer_temporaries_bytes": of_optimizer,

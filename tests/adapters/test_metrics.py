@@ -166,9 +166,9 @@ def queries():
 
 
 def test_the_dashboard_queries_exported_metrics():
-    told = {*metrics.GAUGES, *(f"{name}_total" for name in metrics.COUNTERS)}
+    reported = {*metrics.GAUGES, *(f"{name}_total" for name in metrics.COUNTERS)}
     asked = {name for query in queries() for name in re.findall(r"allotment_\w+", query)}
-    assert asked <= told
+    assert asked <= reported
     assert asked >= {"allotment_reserved_bytes", "allotment_ooms_total", "allotment_paused_bytes"}
 
 

@@ -66,11 +66,11 @@ def test_a_buffer_freed_from_inside_a_callback_is_freed_when_the_allocator_is_le
     allocator = allotment.Allocator("sim:64MiB")
     held = [allocator.empty(20 << 20), allocator.empty(20 << 20)]
 
-    def let_go() -> bool:
+    def free_held() -> bool:
         held.clear()
         return True
 
-    allocator.limits.add_free_memory_callback(let_go)
+    allocator.limits.add_free_memory_callback(free_held)
     assert allocator.malloc(40 << 20)
     allocator.inspection.check_invariants()
     assert live_blocks(allocator) == 1

@@ -155,7 +155,7 @@ def test_a_buffer_of_another_allocator_is_checked_by_that():
 
 
 def test_wrong_sizes_and_addresses_do_not_end_the_process():
-    told = output_of("""
+    printed = output_of("""
         import allotment
 
         allocator = allotment.Allocator("host")
@@ -171,7 +171,7 @@ def test_wrong_sizes_and_addresses_do_not_end_the_process():
         stream.synchronize()
         allocator.inspection.check_invariants()
     """)
-    assert told.split() == [
+    assert printed.split() == [
         *("SizeError", "SizeError", "AddressError", "AddressError"),
         *("AddressError", "AddressError", "SizeError", "SizeError"),
     ]

@@ -44,7 +44,7 @@ def kept(thing):
     return (thing.ctypes.data if isinstance(thing, np.ndarray) else thing.address), thing
 
 
-def give_back(alloc, address, thing):
+def free_unless_owned(alloc, address, thing):
     if thing is None:
         alloc.free(address)
 
@@ -55,11 +55,11 @@ def test_a_request_without_a_stream_is_for_the_current_one(alloc, how):
     with stream:
         address, thing = REQUESTS[how](alloc)
     assert block_of(alloc, address) == ((0, 0), stream.handle)
-    give_back(alloc, address, thing)
+    free_unless_owned(alloc, address, thing)
     del thing
     address, thing = REQUESTS[how](alloc)
     assert block_of(alloc, address) == ((0, 0), 0)
-    give_back(alloc, address, thing)
+    free_unless_owned(alloc, address, thing)
 
 
 def test_the_stream_entered_last_counts_and_a_named_one_wins(alloc):
@@ -120,9 +120,9 @@ def test_the_driver_s_pool_is_asked_on_the_current_stream():
 
 
 def test_user_functions_get_the_current_stream():
-    told = []
+    reported = []
     alloc = allotment.PluggableAllocator(
-        lambda size, device, stream: told.append(stream) or 4096 * len(told), lambda *_: None, device="sim:1GiB"
+        lambda size, device, stream: reported.append(stream) or 4096 * len(reported), lambda *_: None, device="sim:1GiB"
     )
     stream = allotment.Stream(alloc)
     with stream:
@@ -130,7 +130,7 @@ def test_user_functions_get_the_current_stream():
         assert alloc.empty(SIZE).stream == stream.handle
         alloc.malloc(SIZE, 0)
     alloc.malloc(SIZE)
-    assert told == [stream.handle, stream.handle, 0, 0]
+    assert reported == [stream.handle, stream.handle, 0, 0]
 
 
 # --- captures ---
@@ -144,7 +144,7 @@ def test_a_request_without_a_stream_inside_a_capture_is_served_from_its_pool(all
         assert block_of(alloc, address) == (pool.id, stream.handle)
         elsewhere = alloc.malloc(SIZE, 0)
         assert block_of(alloc, elsewhere) == ((0, 0), 0)
-    give_back(alloc, address, thing)
+    free_unless_owned(alloc, address, thing)
     del thing
     alloc.free(elsewhere)
     graph.reset()

@@ -152,8 +152,8 @@ def test_pools_are_separate_and_end_with_their_last_block(device, made):
 
 
 def test_a_listener_gets_every_action_in_order(points):
-    told = []
-    listener = LISTENER(lambda _, action, address, *others: told.append((ACTIONS[action], address)))
+    reported = []
+    listener = LISTENER(lambda _, action, address, *others: reported.append((ACTIONS[action], address)))
     points.call("listen", ctypes.cast(listener, CONTEXT), None)
     address = points.call("allocate", 30 * MIB)
     points.call("free", address)
@@ -161,7 +161,7 @@ def test_a_listener_gets_every_action_in_order(points):
     points.call("listen", None, None)
     points.call("free", points.call("allocate", 1000))
     names = ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"]
-    assert told == [(name, address) for name in names]
+    assert reported == [(name, address) for name in names]
 
 
 def test_a_visitor_sees_blocks_in_use_waiting_and_kept(device, made):

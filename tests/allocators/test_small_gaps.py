@@ -79,8 +79,8 @@ def test_a_recorder_of_the_callers_gives_the_stacks(allocator):
 
 
 def test_a_recorder_may_use_the_allocator_and_may_fail(allocator, monkeypatch):
-    told = []
-    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: told.append(type(unraisable.exc_value)))
+    reported = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: reported.append(type(unraisable.exc_value)))
 
     def recorder():
         allocator.free(allocator.malloc(2048))
@@ -88,7 +88,7 @@ def test_a_recorder_may_use_the_allocator_and_may_fail(allocator, monkeypatch):
 
     allocator.record_history(recorder=recorder, context="alloc")
     allocator.malloc(512)
-    assert told == [LookupError]
+    assert reported == [LookupError]
     assert "frames" not in allocator.snapshot()["device_traces"][3][-1]
     with pytest.raises(TypeError, match="a recorder must be callable, not int"):
         allocator.record_history(recorder=3)

@@ -11,11 +11,11 @@ from allotment._core.records.trace cimport (
 
 cdef class Ring:
     cdef Trace trace
-    cdef readonly list told         # addresses that the tracker got
+    cdef readonly list received     # addresses that the tracker got
 
     def __cinit__(self):
         trace_init(&self.trace)
-        self.told = []
+        self.received = []
 
     def __dealloc__(self):
         trace_clear(&self.trace)
@@ -59,4 +59,4 @@ cdef class Ring:
 
 cdef void note(void* listener, const TraceRecord* record) noexcept nogil:
     with gil:
-        (<Ring> listener).told.append(record.address)
+        (<Ring> listener).received.append(record.address)

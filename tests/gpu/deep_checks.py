@@ -143,9 +143,9 @@ def spawn(torch: Any) -> Any:
     queue, tensor = context.Queue(), torch.ones(1000, device="cuda")
     process = context.Process(target=_child, args=(queue, tensor))
     process.start()
-    told = queue.get(timeout=120)
+    reported = queue.get(timeout=120)
     process.join()
-    return [told[0], process.exitcode]
+    return [reported[0], process.exitcode]
 
 
 def fork(torch: Any) -> Any:
@@ -233,7 +233,7 @@ def main() -> int:
         return 0
     wrong = 0
     for name in options.only:
-        told = {}
+        reported = {}
         began = time.monotonic()
         for mode in ("native", "deep"):
             with tempfile.TemporaryDirectory() as folder:
@@ -244,14 +244,18 @@ def main() -> int:
                     done = subprocess.run(
                         command, env=environment, capture_output=True, text=True, check=False, timeout=options.limit
                     )
-                    told[mode] = (
+                    reported[mode] = (
                         json.loads(into.read_text()) if done.returncode == 0 else f"failed: {complaint(done.stderr)}"
                     )
                 except subprocess.TimeoutExpired:
-                    told[mode] = f"not done in {options.limit:.0f} s"
-        fine = told["native"] == told["deep"] and not str(told["deep"]).startswith(("failed", "not done"))
+                    reported[mode] = f"not done in {options.limit:.0f} s"
+        fine = reported["native"] == reported["deep"] and not str(reported["deep"]).startswith(("failed", "not done"))
         wrong += not fine
-        shown = str(told["deep"])[:100] if fine else f"native {told['native']!s:.300}; deep {told['deep']!s:.300}"
+        shown = (
+            str(reported["deep"])[:100]
+            if fine
+            else f"native {reported['native']!s:.300}; deep {reported['deep']!s:.300}"
+        )
         print(f"{name}: {'equal' if fine else 'DIFFERENT'} ({time.monotonic() - began:.0f} s): {shown}", flush=True)
     return 1 if wrong else 0
 

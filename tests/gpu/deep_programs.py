@@ -145,17 +145,19 @@ class Program:
 
     def history(self) -> dict[str, Any]:
         """Return everything that a snapshot contains, in its order."""
-        told = self.known(self.torch.cuda.memory._snapshot())
-        told["device_traces"] = [in_settled_order(trace) for trace in told["device_traces"]]
-        return told
+        reported = self.known(self.torch.cuda.memory._snapshot())
+        reported["device_traces"] = [in_settled_order(trace) for trace in reported["device_traces"]]
+        return reported
 
-    def known(self, told: Any) -> Any:
+    def known(self, reported: Any) -> Any:
         """Return the report, with masks for values that depend on chance."""
-        if isinstance(told, dict):
-            return {key: MASKS[key](self, told[key]) if key in MASKS else self.known(told[key]) for key in told}
-        if isinstance(told, (list, tuple)):
-            return [self.known(part) for part in told]
-        return told
+        if isinstance(reported, dict):
+            return {
+                key: MASKS[key](self, reported[key]) if key in MASKS else self.known(reported[key]) for key in reported
+            }
+        if isinstance(reported, (list, tuple)):
+            return [self.known(part) for part in reported]
+        return reported
 
     def stream_number(self, handle: int) -> int | str:
         handles = [stream.cuda_stream for stream in self.streams]
@@ -196,19 +198,19 @@ def main() -> int:
         return 0
     different = 0
     for seed in range(options.seed, options.seed + options.programs):
-        told = []
+        reported = []
         for allocator in (NATIVE, DEEP):
             command = [sys.executable, __file__, WORKER, allocator, str(seed), str(options.steps)]
             environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": options.settings}
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
             if done.returncode == 0:
                 answers = json.loads(done.stdout)
-                told.append(Places(answers[-1]["device_traces"][0]).instead_of_addresses(answers))
+                reported.append(Places(answers[-1]["device_traces"][0]).instead_of_addresses(answers))
             else:
-                told.append([f"ended with {done.returncode}"])
-        found = difference(told[0], told[1]) or next((str(end[0]) for end in told if len(end) == 1), None)
+                reported.append([f"ended with {done.returncode}"])
+        found = difference(reported[0], reported[1]) or next((str(end[0]) for end in reported if len(end) == 1), None)
         different += found is not None
-        shown = f"equal, {len(told[0])} answers" if found is None else found[:500]
+        shown = f"equal, {len(reported[0])} answers" if found is None else found[:500]
         print(f"program {seed}: {shown}", flush=True)
     return 1 if different else 0
 

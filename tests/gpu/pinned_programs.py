@@ -30,7 +30,7 @@ SLEEP_CYCLES = 100_000_000
 
 
 class Program:
-    """One random program; `told` is what PyTorch reported during it."""
+    """One random program; `reported` is what PyTorch reported during it."""
 
     def __init__(self, torch: Any, seed: int, figures: bool) -> None:
         self.torch = torch
@@ -42,7 +42,7 @@ class Program:
         self.places: dict[int, int] = {}
         self.seen = 0
         self.captured = False
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     def run(self, steps: int) -> list[Any]:
         self.release = tuple(int(part) for part in self.torch.__version__.split(".")[:2])
@@ -60,12 +60,12 @@ class Program:
             try:
                 step()
             except Exception as error:
-                self.told.append([step.__name__, type(error).__name__, str(error).splitlines()[0]])
+                self.reported.append([step.__name__, type(error).__name__, str(error).splitlines()[0]])
         self.wait()
         self.ask()
         if self.figures and self.release >= (2, 14):
-            self.told.append(self.history())
-        return self.told
+            self.reported.append(self.history())
+        return self.reported
 
     def place(self, address: int) -> int:
         if address not in self.places:
@@ -83,7 +83,7 @@ class Program:
             tensor.fill_(mark)
         self.tensors.append((tensor, mark))
         if self.figures:
-            self.told.append(["pin", size, self.place(tensor.data_ptr())])
+            self.reported.append(["pin", size, self.place(tensor.data_ptr())])
 
     def free(self) -> None:
         if self.tensors:
@@ -99,7 +99,7 @@ class Program:
         with self.torch.cuda.stream(self.draw.choice(self.streams)):
             copied = found[0].to("cuda", non_blocking=True)
         self.wait()
-        self.told.append(["copied", bool((copied.cpu() == found[1]).all())])
+        self.reported.append(["copied", bool((copied.cpu() == found[1]).all())])
 
     def copy_behind_work(self) -> None:
         """The block is freed while its copy waits, so the next request must not get it."""
@@ -114,9 +114,9 @@ class Program:
         other = self.torch.empty(size, dtype=self.torch.uint8, pin_memory=True)
         other.fill_(0)
         if self.figures:
-            self.told.append(["behind", self.place(other.data_ptr())])
+            self.reported.append(["behind", self.place(other.data_ptr())])
         self.wait()
-        self.told.append(["copied", bool((copied.cpu() == mark).all())])
+        self.reported.append(["copied", bool((copied.cpu() == mark).all())])
 
     def copy_back(self) -> None:
         found = self.chosen()
@@ -127,7 +127,7 @@ class Program:
         back = self.torch.empty(tensor.numel(), dtype=self.torch.uint8, pin_memory=True)
         back.copy_(on_device, non_blocking=True)
         self.wait()
-        self.told.append(["back", bool((back == mark).all())])
+        self.reported.append(["back", bool((back == mark).all())])
 
     def wait(self) -> None:
         self.torch.cuda.synchronize()
@@ -156,7 +156,7 @@ class Program:
                 del source
         self.graphs.append((graph, kept, target))
         if self.figures:
-            self.told.append(["captured", places])
+            self.reported.append(["captured", places])
 
     def drop_graph(self) -> None:
         if self.graphs:
@@ -179,7 +179,7 @@ class Program:
     def ask(self) -> None:
         if self.figures:
             stats = dict(self.torch.cuda.host_memory_stats())
-            self.told.append({key: value for key, value in stats.items() if not self.is_masked(key)})
+            self.reported.append({key: value for key, value in stats.items() if not self.is_masked(key)})
 
     def is_masked(self, key: str) -> bool:
         """Whether a figure may differ: times; what 2.12 and older count wrongly; peaks that 2.15 adds up by pool."""
@@ -190,18 +190,20 @@ class Program:
         )
 
     def history(self) -> Any:
-        told = self.torch.cuda.memory._snapshot()
+        reported = self.torch.cuda.memory._snapshot()
         numbers: dict[int, int] = {}
-        segments = [self.known(segment, None) for segment in told["host_segments"]]
-        return [self.known(told["host_traces"], numbers), sorted(segments, key=str)]
+        segments = [self.known(segment, None) for segment in reported["host_segments"]]
+        return [self.known(reported["host_traces"], numbers), sorted(segments, key=str)]
 
-    def known(self, told: Any, numbers: dict[int, int] | None) -> Any:
+    def known(self, reported: Any, numbers: dict[int, int] | None) -> Any:
         """Remove clocks and random ids of pools; a place is replaced by the number of the segment obtained there."""
-        if isinstance(told, list):
-            return [self.known(part, numbers) for part in told]
-        if not isinstance(told, dict):
-            return told
-        found = {key: self.known(value, numbers) for key, value in told.items() if key not in ("time_us", "address")}
+        if isinstance(reported, list):
+            return [self.known(part, numbers) for part in reported]
+        if not isinstance(reported, dict):
+            return reported
+        found = {
+            key: self.known(value, numbers) for key, value in reported.items() if key not in ("time_us", "address")
+        }
         for key in ("pool_id", "segment_pool_id"):
             if key in found:
                 found[key] = "default" if tuple(found[key]) == (0, 0) else "private"
@@ -237,16 +239,16 @@ def main() -> int:
         return 0
     different = 0
     for seed in range(options.seed, options.seed + options.programs):
-        told = []
+        reported = []
         for kind in (NATIVE, options.kind):
             command = [sys.executable, __file__, "--kind", options.kind, WORKER, kind, str(seed), str(options.steps)]
             environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": options.settings}
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-            told.append(json.loads(done.stdout) if done.returncode == 0 else [f"ended with {done.returncode}"])
-        ended = [answers[0] for answers in told if len(answers) == 1]
-        found = difference(told[0], told[1]) or (str(ended[0]) if ended else None)
+            reported.append(json.loads(done.stdout) if done.returncode == 0 else [f"ended with {done.returncode}"])
+        ended = [answers[0] for answers in reported if len(answers) == 1]
+        found = difference(reported[0], reported[1]) or (str(ended[0]) if ended else None)
         different += found is not None
-        print(f"program {seed}: {found[:500] if found else f'equal, {len(told[0])} answers'}", flush=True)
+        print(f"program {seed}: {found[:500] if found else f'equal, {len(reported[0])} answers'}", flush=True)
     return 1 if different else 0
 
 

@@ -77,15 +77,15 @@ def test_races_are_found_and_programs_in_order_are_not_reported(name, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("settings", [*SETTINGS.values(), "placement:dense"], ids=[*SETTINGS, "dense"])
 def test_a_model_that_sleeps_between_turns_of_generating_and_training_gives_the_same_bits(settings, mode):
-    told = {}
+    reported = {}
     for way in ("awake", "asleep"):
         done = run("rl_loop.py", mode, settings, way)
         assert done.returncode == 0, done.stderr[-4000:]
-        told[way] = json.loads(done.stdout.splitlines()[-1])
-    assert told["awake"]["rounds"] == told["asleep"]["rounds"]
-    assert len({str(each) for each in told["awake"]["rounds"]}) == len(told["awake"]["rounds"]) == 20
-    assert told["asleep"]["sleeps"] == 41
-    assert told["asleep"]["least_rise"] > 10 << 20
+        reported[way] = json.loads(done.stdout.splitlines()[-1])
+    assert reported["awake"]["rounds"] == reported["asleep"]["rounds"]
+    assert len({str(each) for each in reported["awake"]["rounds"]}) == len(reported["awake"]["rounds"]) == 20
+    assert reported["asleep"]["sleeps"] == 41
+    assert reported["asleep"]["least_rise"] > 10 << 20
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -112,13 +112,13 @@ def test_with_the_native_allocator(name):
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_patched_functions_say_what_the_native_allocator_says(settings):
-    told = {}
+    reported = {}
     for mode, conf in (("native", settings), ("patched", "")):
         done = run("torch_statistics.py", mode, settings, conf=conf)
         assert done.returncode == 0, done.stderr[-4000:]
-        told[mode] = json.loads(done.stdout.splitlines()[-1])
-    for title, expected in told["native"].items():
-        assert told["patched"][title] == expected, title
+        reported[mode] = json.loads(done.stdout.splitlines()[-1])
+    for title, expected in reported["native"].items():
+        assert reported["patched"][title] == expected, title
 
 
 @pytest.mark.parametrize(("mode", "allocator"), [("hooks", "_CUDAPluggableAllocator"), ("deep", ""), ("auto", "")])

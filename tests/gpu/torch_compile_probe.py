@@ -97,7 +97,7 @@ def main() -> int:
         return 0
     with ThreadPoolExecutor() as threads:  # each waits for a process
         pending = {way: {each: threads.submit(run, each, way) for each in ALLOCATORS} for way in WAYS}
-        results = {way: {each: told.result() for each, told in runs.items()} for way, runs in pending.items()}
+        results = {way: {each: reported.result() for each, reported in runs.items()} for way, runs in pending.items()}
     print("| torch.compile | " + " | ".join(ALLOCATORS) + " |")
     print("|---|" + "---|" * len(ALLOCATORS))
     for way, by_allocator in results.items():

@@ -77,9 +77,9 @@ def call_legacy_history(memory: Any) -> Any:
 
 def call_metadata(memory: Any) -> Any:
     memory._set_memory_metadata("here")
-    told = memory._get_memory_metadata()
+    reported = memory._get_memory_metadata()
     memory._set_memory_metadata("")
-    return told
+    return reported
 
 
 def to_a_file(call: Callable[[Any, str], object]) -> Callable[[Any], Any]:
@@ -294,7 +294,7 @@ def work(mode: str) -> None:
     names = functions_of(module)
     if mode == MIRROR:
         from allotment.torch import memory as module
-    told = {
+    reported = {
         "names": names,
         "torch": torch.__version__,
         "gpu": torch.cuda.get_device_name(),
@@ -302,7 +302,7 @@ def work(mode: str) -> None:
         "others": {name: outcome(call) for name, call in OTHERS.items()},
     }
     assert len(kept) == 5
-    print(json.dumps(told))
+    print(json.dumps(reported))
 
 
 def run(mode: str) -> dict[str, Any]:
@@ -314,8 +314,8 @@ def run(mode: str) -> dict[str, Any]:
     )
     if done.returncode != 0:
         sys.exit(f"the {mode} process ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    reported: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return reported
 
 
 # The table.
@@ -335,30 +335,30 @@ def shortened(text: str) -> str:
     return (text if len(text) <= 90 else text[:87] + "...").replace("|", "\\|")
 
 
-def table(told: dict[str, dict[str, Any]]) -> str:
+def table(reported: dict[str, dict[str, Any]]) -> str:
     rows = ["| function | native | under the adapter | `allotment.torch.memory` | patched |", "|---|---|---|---|---|"]
-    for name in told[NATIVE]["names"]:
+    for name in reported[NATIVE]["names"]:
         if name not in CALLS:
             rows.append(f"| `{name}` | not called: nothing is written for it | | | |")
             continue
-        native = told[NATIVE]["functions"][name]
+        native = reported[NATIVE]["functions"][name]
         own = f"raises {shortened(native['error'])}" if "error" in native else shortened(native["form"])
-        others = [told[mode]["functions"][name] for mode in (INSTALLED, MIRROR, PATCHED)]
+        others = [reported[mode]["functions"][name] for mode in (INSTALLED, MIRROR, PATCHED)]
         rows.append(f"| `{name}` | {own} | " + " | ".join(cell(native, other) for other in others) + " |")
     rows += ["", "| what else asks the allocator | native | under the adapter | patched |", "|---|---|---|---|"]
     for name in OTHERS:
-        native = told[NATIVE]["others"][name]
+        native = reported[NATIVE]["others"][name]
         own = f"raises {shortened(native['error'])}" if "error" in native else shortened(native["form"])
-        others = [told[mode]["others"][name] for mode in (INSTALLED, PATCHED)]
+        others = [reported[mode]["others"][name] for mode in (INSTALLED, PATCHED)]
         rows.append(f"| {name} | {own} | " + " | ".join(cell(native, other) for other in others) + " |")
     return "\n".join(rows)
 
 
-def missed(told: dict[str, dict[str, Any]]) -> list[str]:
-    found = [f"{name}: nothing is written for it" for name in told[NATIVE]["names"] if name not in CALLS]
-    for name, native in told[NATIVE]["functions"].items():
+def missed(reported: dict[str, dict[str, Any]]) -> list[str]:
+    found = [f"{name}: nothing is written for it" for name in reported[NATIVE]["names"] if name not in CALLS]
+    for name, native in reported[NATIVE]["functions"].items():
         for mode in (MIRROR, PATCHED):
-            other = told[mode]["functions"][name]
+            other = reported[mode]["functions"][name]
             if "error" in other and "error" not in native and not name.startswith("_"):
                 found.append(f"{name}, {mode}: {other['error']}")
     return found
@@ -373,17 +373,17 @@ def main() -> int:
     if options.worker:
         work(options.worker)
         return 0
-    told = {mode: run(mode) for mode in MODES}
-    text = table(told)
-    print(f"{told[NATIVE]['gpu']}, PyTorch {told[NATIVE]['torch']}\n\n{text}\n")
-    for path, content in ((options.out, json.dumps(told, indent=1)), (options.markdown, text)):
+    reported = {mode: run(mode) for mode in MODES}
+    text = table(reported)
+    print(f"{reported[NATIVE]['gpu']}, PyTorch {reported[NATIVE]['torch']}\n\n{text}\n")
+    for path, content in ((options.out, json.dumps(reported, indent=1)), (options.markdown, text)):
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content + "\n")
-    problems = missed(told)
+    problems = missed(reported)
     for problem in problems:
         print(problem)
-    print(f"{len(told[NATIVE]['names'])} functions, {len(problems)} problems")
+    print(f"{len(reported[NATIVE]['names'])} functions, {len(problems)} problems")
     return 1 if problems else 0
 
 

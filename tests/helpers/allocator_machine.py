@@ -102,7 +102,7 @@ class Route:
 
 
 @dataclass
-class Books:
+class Traced:
     """The state according to the trace."""
 
     live: dict[int, int] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.device = self.alloc.device
         self.probe = Probe(self.device)
         self.own = OwnMemory()
-        self.books = Books()
+        self.traced = Traced()
         self.broken: list[BaseException] = []
         self.alloc.history.attach_trace_tracker(self.note)
         self.blocks: dict[int, Block] = {}
@@ -153,7 +153,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     def note(self, *entry: Any) -> None:
         try:
-            self.books.note(*entry)
+            self.traced.note(*entry)
         except AssertionError as error:  # a tracker's exceptions reach no caller
             self.broken.append(error)
 
@@ -339,7 +339,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def reset(self, totals: bool) -> None:
         if totals:
             self.alloc.inspection.reset_accumulated_stats()
-            self.ooms_before_reset = self.books.ooms
+            self.ooms_before_reset = self.traced.ooms
             stats = self.alloc.stats()
             self.marks = {key: stats[f"{key[:-10]}.current"] for key in stats if key.endswith(".allocated")}
         else:
@@ -457,7 +457,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         segments = self.alloc.history.segments()
         assert (
             cached
-            == self.books.live
+            == self.traced.live
             == {
                 block["address"]: block["requested_size"]
                 for segment in segments
@@ -465,12 +465,12 @@ class AllocatorMachine(RuleBasedStateMachine):
                 if block["state"] == "active_allocated"
             }
         )
-        assert stats["active.all.current"] == len(cached) + self.books.waiting
-        assert stats["reserved_bytes.all.current"] == self.books.reserved
-        assert stats["num_ooms"] == self.books.ooms - self.ooms_before_reset
+        assert stats["active.all.current"] == len(cached) + self.traced.waiting
+        assert stats["reserved_bytes.all.current"] == self.traced.reserved
+        assert stats["num_ooms"] == self.traced.ooms - self.ooms_before_reset
         for before, after in pairwise(segments):
             assert before["address"] + before["total_size"] <= after["address"]
-        accounted = self.books.reserved + direct
+        accounted = self.traced.reserved + direct
         held = self.device.used + sum(self.own.segments.values())
         assert held >= accounted if self.unreleased else held == accounted
         for pool, uses in self.uses.items():

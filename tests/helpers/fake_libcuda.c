@@ -377,7 +377,7 @@ static int has_to_wait(const Step* step) {
         return (int32_t)(__atomic_load_n((uint32_t*)step->to, __ATOMIC_ACQUIRE) - step->value) < 0;
     return step->kind == WAIT_EVENT && completed(step->event) < step->ticket;
 }
-static void let_go(Event* event) {
+static void drop_event(Event* event) {
     if (!event || --event->references > 0) return;
     if (event->descriptor < 0) free(event->counts);
     else { munmap(event->counts, sizeof(Counts)); close(event->descriptor); }
@@ -390,7 +390,7 @@ static int move_stream(Stream* stream) {
         Step* step = stream->first;
         stream->first = step->next;
         run(step);
-        let_go(step->event);
+        drop_event(step->event);
         free(step);
         has_moved = 1;
     }
@@ -446,7 +446,7 @@ static void wait_for_threads(void) {
         event->counts->recorded = 1;
         enqueue(stream, (Step){.kind = RECORD, .event = event, .ticket = 1});
         enqueue(&default_stream, (Step){.kind = WAIT_EVENT, .event = event, .ticket = 1});
-        let_go(event);
+        drop_event(event);
     }
     is_inside = 0;
 }
@@ -568,7 +568,7 @@ EXPORT CUresult cuIpcOpenEventHandle(Event** event, EventHandle handle) {
     (*event)->counts = mmap(NULL, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     return SUCCESS;
 }
-EXPORT CUresult cuEventDestroy_v2(Event* event) { NEED_CONTEXT; let_go(event); return SUCCESS; }
+EXPORT CUresult cuEventDestroy_v2(Event* event) { NEED_CONTEXT; drop_event(event); return SUCCESS; }
 EXPORT CUresult cuEventRecord(Event* event, Stream* given) {
     NEED_CONTEXT;
     Stream* stream = stream_of(given);

@@ -135,7 +135,7 @@ def descriptors() -> int:
 
 
 def take_all_descriptors() -> list[int]:
-    """Open descriptors until none is left, by a limit just above the highest; `give_back` undoes it."""
+    """Open descriptors until none is left, by a limit just above the highest; `close_descriptors` undoes it."""
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     taken = []
@@ -146,7 +146,7 @@ def take_all_descriptors() -> list[int]:
         return taken
 
 
-def give_back(taken: list[int]) -> None:
+def close_descriptors(taken: list[int]) -> None:
     for descriptor in taken:
         os.close(descriptor)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -52,7 +52,7 @@ struct Callback final : c10::FreeMemoryCallback {
 };
 
 template <typename Call>
-const char* told(Call call) {
+const char* text_after(Call call) {
     static thread_local std::string text;
     try {
         text = call();
@@ -81,7 +81,7 @@ void listener_hear(int entries, int gauges, int failing_action) {
     throws_at = failing_action;
 }
 const char* listener_heard() {
-    return told([] {
+    return text_after([] {
         std::lock_guard<std::mutex> guard(mutex);
         std::string text = heard.str();
         heard.str("");
@@ -111,33 +111,33 @@ int listener_is_recording() { return allocators::isHistoryEnabled(); }
 void listener_annotate(const char* key, const char* value) { allocators::recordAnnotation({{key, value}, {"and", "more"}}); }
 
 const char* listener_base(void* address) {
-    return told([&] {
+    return text_after([&] {
         size_t size = 0;
         void* base = allocators::getBaseAllocation(address, &size);
         return std::to_string(static_cast<char*>(address) - static_cast<char*>(base)) + " of " + std::to_string(size);
     });
 }
 const char* listener_largest(int device, size_t guess) {
-    return told([&] {
+    return text_after([&] {
         allocators::cacheInfo(static_cast<c10::DeviceIndex>(device), &guess);
         return std::to_string(guess);
     });
 }
 const char* listener_free(void* address) {
-    return told([&] {
+    return text_after([&] {
         allocators::raw_delete(address);
         return std::string("freed");
     });
 }
 const char* listener_allocate(size_t size) {
-    return told([&] {
+    return text_after([&] {
         void* address = allocators::raw_alloc(size);
         allocators::raw_delete(address);
         return std::string(address != nullptr ? "some" : "none");
     });
 }
 const char* listener_facts() {
-    return told([] {
+    return text_after([] {
         auto* allocator = allocators::get();
         std::ostringstream text;
         text << allocator->name() << ' ' << allocator->initialized() << ' ' << allocator->isEnabled() << ' '
@@ -147,7 +147,7 @@ const char* listener_facts() {
     });
 }
 const char* listener_snapshot(int with_traces) {
-    return told([&] {
+    return text_after([&] {
         const auto found = allocators::snapshot({0, 0}, with_traces);
         std::ostringstream text;
         text << found.device_traces.size() << " traces";

@@ -83,27 +83,27 @@ def too_much():
 
 
 def trackers():
-    told = [heard_of(everything)]
+    reported = [heard_of(everything)]
     for arguments in ({"context": "state"}, {"context": "alloc"}, {"context": "all"}):
         record(stacks="python", **arguments)
-        told.append(heard_of(everything))
+        reported.append(heard_of(everything))
         stop()
     record(stacks="python", skip_actions=["alloc", "free_requested"])
-    told.append(heard_of(everything))
-    told.append([entry["action"] for entry in snapshot()["device_traces"][0]])
+    reported.append(heard_of(everything))
+    reported.append([entry["action"] for entry in snapshot()["device_traces"][0]])
     stop()
-    return told
+    return reported
 
 
 def a_tracker_that_throws():
     """Last, because natively it loses memory."""
-    told = []
+    reported = []
     for number, action in enumerate((0, 1, 3)):
         listener.listener_hear(0, 0, action)
-        told.append(ask("allocate", ctypes.c_size_t((40 + 4 * number) * MIB)))
+        reported.append(ask("allocate", ctypes.c_size_t((40 + 4 * number) * MIB)))
         listener.listener_hear(0, 0, -1)
     torch.cuda.empty_cache()
-    return told
+    return reported
 
 
 def gauges():
@@ -124,18 +124,18 @@ def annotations():
         tensor = empty(10)
     listener.listener_annotate(b"key", b"value")
     del tensor
-    told = [snapshot()["external_annotations"]]
+    reported = [snapshot()["external_annotations"]]
     stop()
     listener.listener_annotate(b"not", b"recorded")
-    told.append(snapshot()["external_annotations"])
+    reported.append(snapshot()["external_annotations"])
     record(stacks="python", clear_history=True)
-    told.append(snapshot()["external_annotations"])
+    reported.append(snapshot()["external_annotations"])
     record(stacks="python", max_entries=2)
     for number in (b"1", b"2", b"3"):
         listener.listener_annotate(b"number", number)
-    told.append(snapshot()["external_annotations"])
+    reported.append(snapshot()["external_annotations"])
     stop()
-    return [told_without_times(found) for found in told]
+    return [told_without_times(found) for found in reported]
 
 
 def told_without_times(annotations):
@@ -148,31 +148,31 @@ def compile_contexts():
         return [entry["compile_context"] for entry in snapshot()["device_traces"][0]][-1]
 
     def elsewhere():
-        told.append(["in another thread", now()])
+        reported.append(["in another thread", now()])
 
     listener.listener_push(b"before the history")
     record(stacks="python")
-    told = [now()]
+    reported = [now()]
     listener.listener_push(b"0/0")
-    told.append(now())
+    reported.append(now())
     listener.listener_push(b"1/0")
-    told.append(now())
+    reported.append(now())
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
     listener.listener_pop()
-    told.append(now())
+    reported.append(now())
     stop()
     listener.listener_push(b"not recorded")
     listener.listener_pop()
     record(stacks="python")
-    told.append(now())
+    reported.append(now())
     listener.listener_pop()
-    told.append(now())
+    reported.append(now())
     listener.listener_pop()
-    told.append(now())
+    reported.append(now())
     stop()
-    return told
+    return reported
 
 
 def user_metadata():
@@ -183,32 +183,32 @@ def user_metadata():
         return [torch.cuda.memory._get_memory_metadata(), metadata[-3:]]
 
     def elsewhere():
-        told.append(["in another thread", *now()])
+        reported.append(["in another thread", *now()])
         torch.cuda.memory._set_memory_metadata("the thread's")
-        told.append(["in another thread", *now()])
+        reported.append(["in another thread", *now()])
 
     torch.cuda.memory._set_memory_metadata("before the history")
     record(stacks="python")
-    told = [now()]
+    reported = [now()]
     torch.cuda.memory._set_memory_metadata("step 1")
-    told.append(now())
+    reported.append(now())
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    told.append(now())
+    reported.append(now())
     torch.cuda.memory._set_memory_metadata("ä ← two\nlines")
-    told.append(now())
+    reported.append(now())
     torch.cuda.memory._set_memory_metadata("")
-    told.append(now())
+    reported.append(now())
     stop()
-    return told
+    return reported
 
 
 def annotated_blocks():
     """Notes on live blocks, from 2.14 on."""
     if not hasattr(torch.cuda.memory, "_annotate_tensor"):
         return []
-    told = [torch.cuda.memory._memory_metadata_supported()]
+    reported = [torch.cuda.memory._memory_metadata_supported()]
     for recording in (False, True):
         if recording:
             record(stacks="python")
@@ -220,10 +220,10 @@ def annotated_blocks():
             try:
                 torch._C._cuda_annotateMemory(dead, "too late")
             except RuntimeError as error:
-                told.append(str(error).splitlines()[0].replace(hex(address), "ADDRESS"))
-        told.append([[entry["action"], entry["user_metadata"]] for entry in snapshot()["device_traces"][0]])
+                reported.append(str(error).splitlines()[0].replace(hex(address), "ADDRESS"))
+        reported.append([[entry["action"], entry["user_metadata"]] for entry in snapshot()["device_traces"][0]])
     stop()
-    return told
+    return reported
 
 
 def observers():
@@ -269,18 +269,18 @@ def recorder(stacks, context):
     del gone
     torch.cuda.empty_cache()
     too_much()
-    told = snapshot()
+    reported = snapshot()
     stop()
     del kept
     torch.cuda.empty_cache()
     return {
         "history": [
             [entry["action"], named(entry["frames"]) if "frames" in entry else None]
-            for entry in told["device_traces"][0]
+            for entry in reported["device_traces"][0]
         ],
         "segments": [
             [named(segment["frames"]), [named(block["frames"]) for block in segment["blocks"]]]
-            for segment in told["segments"]
+            for segment in reported["segments"]
         ],
     }
 
@@ -294,17 +294,17 @@ def recorder_modes():
 
 
 def kinds_of_history():
-    told = []
+    reported = []
     for enabled in ("state", "all", None):
         record(enabled=enabled, stacks="python", max_entries=3)
         for _ in range(5):
             empty(100)
         found = snapshot()
-        told.append([listener.listener_is_recording(), [entry["action"] for entry in found["device_traces"][0]]])
+        reported.append([listener.listener_is_recording(), [entry["action"] for entry in found["device_traces"][0]]])
     record(stacks="python", max_entries=5, clear_history=True)
-    told.append(len(snapshot()["device_traces"][0]))
+    reported.append(len(snapshot()["device_traces"][0]))
     stop()
-    return told
+    return reported
 
 
 def profiler():
@@ -343,7 +343,7 @@ def gpu_trace():
 def questions():
     torch.cuda.empty_cache()
     one, two = empty(3 * MIB), empty(100 * KIB)
-    told = [
+    reported = [
         ask("facts"),
         ask("base", ctypes.c_void_p(one.data_ptr())),
         ask("base", ctypes.c_void_p(two.data_ptr())),
@@ -359,8 +359,8 @@ def questions():
             try:
                 question(device)
             except (RuntimeError, UnicodeDecodeError):  # PyTorch writes the device's number as a byte into the text
-                told.append("refused")
-    return told
+                reported.append("refused")
+    return reported
 
 
 def free_memory_callbacks():
@@ -374,23 +374,23 @@ def free_memory_callbacks():
 
 def devices_not_used_yet():
     torch.cuda.empty_cache()
-    told = [torch.cuda.memory_stats(1)["num_sync_all_streams"], torch.cuda.memory_reserved(1)]
+    reported = [torch.cuda.memory_stats(1)["num_sync_all_streams"], torch.cuda.memory_reserved(1)]
     torch.cuda.reset_accumulated_memory_stats(1)
-    told.append(torch.cuda.memory_stats(1))
+    reported.append(torch.cuda.memory_stats(1))
     torch.cuda.set_per_process_memory_fraction(0.25, 1)
-    told.append(torch.cuda.get_per_process_memory_fraction(1))
+    reported.append(torch.cuda.get_per_process_memory_fraction(1))
     record(stacks="python")
     with torch.cuda.device(1):
         torch.cuda.memory._set_memory_metadata("of device 1")
         tensor = empty(10)
         del tensor
-    told.append(torch.cuda.memory._get_memory_metadata())
+    reported.append(torch.cuda.memory._get_memory_metadata())
     empty(10)
-    told.append([[entry["action"], entry["user_metadata"]] for entry in snapshot()["device_traces"][1]])
-    told.append([[entry["action"], entry["user_metadata"]] for entry in snapshot()["device_traces"][0]])
+    reported.append([[entry["action"], entry["user_metadata"]] for entry in snapshot()["device_traces"][1]])
+    reported.append([[entry["action"], entry["user_metadata"]] for entry in snapshot()["device_traces"][0]])
     torch.cuda.memory._set_memory_metadata("")
     stop()
-    return told
+    return reported
 
 
 def caching_switched_off():
@@ -401,20 +401,22 @@ def caching_switched_off():
     torch.cuda.empty_cache()
     failed = torch.cuda.memory_stats()["num_ooms"]
     cached = empty(3 * MIB)
-    told = [now()]
+    reported = [now()]
     torch.cuda.caching_allocator_enable(False)
     direct = empty(5 * MIB)
-    told.append([ask("facts"), now(), torch.cuda.mem_get_info()[0]])
+    reported.append([ask("facts"), now(), torch.cuda.mem_get_info()[0]])
     del cached
-    told.append(now())
+    reported.append(now())
     try:
         empty(1 << 40)
     except RuntimeError as error:
-        told.append([type(error).__name__, str(error).splitlines()[0], torch.cuda.memory_stats()["num_ooms"] - failed])
+        reported.append(
+            [type(error).__name__, str(error).splitlines()[0], torch.cuda.memory_stats()["num_ooms"] - failed]
+        )
     torch.cuda.caching_allocator_enable(True)
     del direct
-    told.append([now(), torch.cuda.mem_get_info()[0]])
-    return told
+    reported.append([now(), torch.cuda.mem_get_info()[0]])
+    return reported
 
 
 def reserve_classes():

@@ -91,8 +91,8 @@ def _tell_of_caller(sanitizer: Sanitizer, address: int, *, writes: bool) -> None
 
 def _is_made_up(report: Report) -> bool:
     """Whether the finding is only that the host did not wait for its own array, which no stream has really used."""
-    told = {name for _, _, name in report.first.stack}
-    return _tell_of_owner.__name__ in told and report.second.stream is None
+    names = {name for _, _, name in report.first.stack}
+    return _tell_of_owner.__name__ in names and report.second.stream is None
 
 
 @contextmanager

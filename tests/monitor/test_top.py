@@ -63,11 +63,11 @@ def peer():
 
 
 def test_a_process_announces_itself_only_if_it_is_asked_to():
-    with Peer() as quiet, Peer(ALLOTMENT_MONITOR="1") as told, Peer() as set_up:
+    with Peer() as quiet, Peer(ALLOTMENT_MONITOR="1") as announced, Peer() as set_up:
         quiet.run("alloc = Allocator('host')")
-        told.run("alloc = Allocator('host')")
+        announced.run("alloc = Allocator('host')")
         set_up.run(MAKE)
-        assert pids() >= {told.pid, set_up.pid}
+        assert pids() >= {announced.pid, set_up.pid}
         assert quiet.pid not in pids()
         threads = quiet.run("import threading; result = [thread.name for thread in threading.enumerate()]")
         assert "allotment monitor" not in threads

@@ -14,7 +14,7 @@ cuda.cuMemsetD8Async(flag, 0, ctypes.c_size_t(4), None)
 def hold(where):
     assert cuda.cuStreamWaitValue32_v2(where, flag, 1, 0) == 0
 
-def let_go():
+def release_held_streams():
     other = stream()
     assert cuda.cuStreamWriteValue32_v2(other, flag, 1, 0) == 0
 """
@@ -81,7 +81,7 @@ busy = {where}
 hold(busy)
 cuda.cuMemsetD8Async(ctypes.c_uint64(address), 7, ctypes.c_size_t(100), busy)
 print(free(address), allocate(3 * MIB) != address)
-let_go()
+release_held_streams()
 cuda.cuCtxSynchronize()
 print(allocate(3 * MIB) == address)
 allotment.current("cuda:0").inspection.check_invariants()
@@ -109,7 +109,7 @@ worker.join()
 if not {bool(how)}:
     print(free(address), end=" ")
 print(allocate(3 * MIB) != address)
-let_go()
+release_held_streams()
 cuda.cuCtxSynchronize()
 print(allocate(3 * MIB) == address)
 allotment.current("cuda:0").inspection.check_invariants()
@@ -128,7 +128,7 @@ address = allocate(3 * MIB, "cuMemAllocAsync", first)
 print(free(address, "cuMemFreeAsync", first), allocate(3 * MIB, "cuMemAllocAsync", first) == address)
 hold(second)
 print(free(address, "cuMemFreeAsync", second), allocate(3 * MIB, "cuMemAllocAsync", first) != address)
-let_go()
+release_held_streams()
 """
     )
     assert output_of(driver, tmp_path, program, *SERVE) == ["0 True", "0 True"]
@@ -203,7 +203,7 @@ cuda.cuStreamDestroy_v2(gone)
 hold(busy)
 os.environ["FAKE_CUDA_FAIL"] = "cuCtxSynchronize"
 print(free(address), allocate(3 * MIB) != address)
-let_go()
+release_held_streams()
 """
     )
     assert output_of(driver, tmp_path, program, *SERVE) == ["0 True"]
@@ -229,10 +229,10 @@ assert cuda.cuCtxCreate_v2(ctypes.byref(second), 0, 0) == 0
 hold(stream())
 cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 waited_in = ctypes.c_void_p()
-def let_go_during_the_wait():
+def release_during_the_wait():
     cuda.cuCtxGetCurrent(ctypes.byref(waited_in))
     word.value = 1
-call = ctypes.CFUNCTYPE(None)(let_go_during_the_wait)
+call = ctypes.CFUNCTYPE(None)(release_during_the_wait)
 cuda.fake_during(b"cuCtxSynchronize", call)
 print(free(address), word.value, waited_in.value == second.value)
 """
@@ -256,7 +256,7 @@ else:
 print(free(address))
 cuda.cuCtxPushCurrent_v2(context)
 print(allocate(3 * MIB) == address)
-let_go()
+release_held_streams()
 """
     )
     assert output_of(driver, tmp_path, program, *SERVE, FAKE_CUDA_DEVICES="2") == ["0", "False"]
@@ -273,7 +273,7 @@ hold(stream())
 cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 address = allocate(3 * MIB)
 print(free(address), allocate(3 * MIB) == address)
-let_go()
+release_held_streams()
 """
     )
     assert output_of(driver, tmp_path, program, *SERVE, FAKE_CUDA_DEVICES="2") == ["0 True"]

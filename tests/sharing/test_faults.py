@@ -201,7 +201,7 @@ def test_an_owner_without_a_descriptor_to_spare_says_so_and_serves_again_later()
             assert "short of descriptors or memory (Too many open files; see ulimit -n)" in str(error)
         owner.run("os.close(taken.pop())")  # enough for the connection, not for watching the importer
         assert "short of descriptors" in str(refusal_of(handle))
-        owner.run("give_back(taken)")
+        owner.run("close_descriptors(taken)")
         with open_shared(handle) as buffer:
             assert len(buffer) == 45 << 20
 
@@ -256,7 +256,7 @@ def test_an_importer_keeps_its_block_when_the_owner_cannot_let_it_open_the_block
         error = refusal_of(handle)
         assert isinstance(error, DeviceError) and "Too many open files" in str(error)
         active = "result = allocator.stats()['active_bytes.all.current']"
-        owner.run("give_back(taken); gate.set(); allocator.share(buffer).close(); buffer.close()")
+        owner.run("close_descriptors(taken); gate.set(); allocator.share(buffer).close(); buffer.close()")
         assert owner.run(active) > 0
         opened.close()
         wait_until(lambda: owner.run(active) == 0)
@@ -274,7 +274,7 @@ def test_a_boot_id_that_could_not_be_read_without_a_descriptor_is_read_later():
             except OSError as error:
                 result = error.errno
             finally:
-                give_back(taken)
+                close_descriptors(taken)
             """,
             handle=handle,
         )
@@ -294,7 +294,7 @@ def test_a_boot_id_that_could_not_be_read_without_a_descriptor_is_read_later():
             except OSError as error:
                 result = error.errno
             finally:
-                give_back(taken)
+                close_descriptors(taken)
             assert result == 24
             buffer.close()
             assert allocator.stats()["active_bytes.all.current"] == 0

@@ -485,13 +485,13 @@ def test_the_way_of_sharing_is_logged(settings, caplog):
         opened = peer.run(
             """
             import logging
-            told = []
+            reported = []
             class Keep(logging.Handler):
-                def emit(self, record): told.append((record.levelname, record.getMessage()))
+                def emit(self, record): reported.append((record.levelname, record.getMessage()))
             logging.getLogger("allotment").addHandler(Keep())
             logging.getLogger("allotment").setLevel(logging.DEBUG)
             first, second = open_shared(handle), open_shared(other)
-            result = told
+            result = reported
             """,
             handle=handle,
             other=allocator.share(other := allocator.empty(MIB // 2)),

@@ -21,6 +21,6 @@ def test_nothing_that_is_called_with_anything_crashes_hangs_or_spoils_an_allocat
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert told["cases"] > 0 and told["failed"] == {}
-    assert told["host_writes"] > 0
+    result = json.loads(done.stdout)
+    assert result["cases"] > 0 and result["failed"] == {}
+    assert result["host_writes"] > 0

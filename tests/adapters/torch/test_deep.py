@@ -32,16 +32,16 @@ def test_random_programs_get_the_results_of_pytorchs_own_allocator(run, settings
 
 
 def test_it_is_the_native_allocator_to_pytorch_and_ours_to_us(deep):
-    told = deep("""
+    printed = deep("""
 tensor = torch.empty(1000, device="cuda")
 print(torch.cuda.get_allocator_backend(), allotment.torch.installed_mode())
 print(allotment.current("cuda:0").tenants()["torch"]["blocks"])
 """)  # fmt: skip
-    assert told.split() == ["native", "deep", "1"]
+    assert printed.split() == ["native", "deep", "1"]
 
 
 def test_out_of_memory_is_pytorchs_error_with_its_observers_a_thousand_times(deep):
-    told = deep("""
+    printed = deep("""
 seen = []
 torch.cuda.init()
 torch._C._cuda_attach_out_of_memory_observer(lambda *facts: seen.append(facts))
@@ -52,11 +52,11 @@ for _ in range(1000):
         assert "CUDA out of memory. Tried to allocate 1024.00 GiB" in str(error)
 print(len(seen), seen[0][:2], torch.cuda.memory_stats()["num_ooms"], torch.cuda.memory_allocated())
 """)  # fmt: skip
-    assert told.strip() == "1000 (0, 1099511627776) 1000 0"
+    assert printed.strip() == "1000 (0, 1099511627776) 1000 0"
 
 
 def test_a_snapshot_says_which_placement_it_is_of(deep):
-    told = deep("""
+    printed = deep("""
 text = lambda: torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
 torch.empty(1000, device="cuda")
 print(text())
@@ -64,20 +64,20 @@ torch.cuda.memory._set_allocator_settings("garbage_collection_threshold:0.9")
 print(text())
 """, '"deep", settings="placement:dense,dense_grain:32"')  # fmt: skip
     ours = "placement:dense,dense_grain:32"
-    assert told.split() == [ours, f"{ours},garbage_collection_threshold:0.9"]
+    assert printed.split() == [ours, f"{ours},garbage_collection_threshold:0.9"]
 
 
 def test_dense_placement_is_one_switch_and_says_what_becomes_of_expandable_segments(deep):
-    told = deep("""
+    printed = deep("""
 torch.empty(1000, device="cuda")
 print(allotment.current("cuda:0").settings.placement, allotment.current("cuda:0").settings.expandable_segments)
 allotment.torch.install(dense=True)
 """, '"deep", dense=True', PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", PYTHONWARNINGS="ignore")  # fmt: skip
-    assert told.split() == ["dense", "False"]
+    assert printed.split() == ["dense", "False"]
 
 
 def test_a_history_has_the_contexts_that_pytorch_gathers(deep):
-    told = deep("""
+    printed = deep("""
 torch.cuda.memory._record_memory_history(stacks="all")
 def here():
     return torch.empty(1000, device="cuda")
@@ -88,11 +88,11 @@ print("here" in names, any("at::" in name for name in names))
 ours = allotment.current("cuda:0").snapshot()["device_traces"][0]
 print([frame["name"] for frame in [e for e in ours if e["action"] == "alloc"][-1]["frames"]] == names)
 """)  # fmt: skip
-    assert told.split() == ["True", "True", "True"]
+    assert printed.split() == ["True", "True", "True"]
 
 
 def test_contexts_without_references_are_dropped(deep):
-    told = deep("""
+    printed = deep("""
 from allotment.torch._deep import deep
 torch.cuda.memory._record_memory_history(stacks="python", max_entries=10)
 for _ in range(200_000):
@@ -100,22 +100,22 @@ for _ in range(200_000):
 contexts = deep.load(insist=True).allotment_torch_allocator_contexts()
 print(contexts < 140_000, len(torch.cuda.memory._snapshot()["device_traces"][0]))
 """)  # fmt: skip
-    assert told.split() == ["True", "10"]
+    assert printed.split() == ["True", "10"]
 
 
 def test_it_can_be_installed_late_while_nothing_is_allocated(run):
-    told = run("-c", """
+    printed = run("-c", """
 import torch, allotment.torch
 torch.cuda.init()
 torch.cuda.set_per_process_memory_fraction(0.5)
 allotment.torch.install("deep")
 print(torch.cuda.get_per_process_memory_fraction(), torch.empty(10, device="cuda").numel())
 """)  # fmt: skip
-    assert told.split() == ["0.5", "10"]
+    assert printed.split() == ["0.5", "10"]
 
 
 def test_too_late_it_says_why_and_what_to_do(run):
-    told = run("-c", """
+    printed = run("-c", """
 import torch, allotment.torch
 tensor = torch.empty(10, device="cuda")
 try:
@@ -123,7 +123,7 @@ try:
 except allotment.errors.RequestError as error:
     print(error)
 """)  # fmt: skip
-    assert "2097152 bytes of device 0 are reserved" in told and "right after importing torch" in told
+    assert "2097152 bytes of device 0 are reserved" in printed and "right after importing torch" in printed
 
 
 SEGMENTS = """
@@ -138,7 +138,7 @@ def test_a_pool_takes_its_segments_from_an_allocator_of_its_own(deep, tmp_path):
     library = tmp_path / "segments.so"
     flags = ["-x", "c", "-shared", "-fPIC", "-o", str(library), "-"]
     subprocess.run(["cc", *flags], input=SEGMENTS, text=True, check=True)
-    told = deep(f"""
+    printed = deep(f"""
 import ctypes
 path = {str(library)!r}
 held = ctypes.c_int.in_dll(ctypes.CDLL(path), "held")
@@ -149,11 +149,11 @@ print(len(pool.snapshot()), pool.use_count(), held.value)
 del tensors, pool
 print(held.value)
 """)  # fmt: skip
-    assert told.split() == ["2", "1", "2", "0"]
+    assert printed.split() == ["2", "1", "2", "0"]
 
 
 def test_settings_come_from_pytorchs_variables_from_ours_and_from_pytorchs_function(deep):
-    told = deep("""
+    printed = deep("""
 tensor = torch.empty(10, device="cuda")
 found = allotment.current("cuda:0").settings
 print(found.max_split_size >> 20, found.garbage_collection_threshold, found.roundup_power2_divisions[0])
@@ -161,7 +161,7 @@ torch.cuda.memory._set_allocator_settings("garbage_collection_threshold:0.7")
 print(allotment.current("cuda:0").settings.garbage_collection_threshold)
 """, arguments='"deep", settings="garbage_collection_threshold:0.5"',
         PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64", ALLOTMENT_CONF="roundup_power2_divisions:4")  # fmt: skip
-    assert told.split() == ["64", "0.5", "4", "0.7"]
+    assert printed.split() == ["64", "0.5", "4", "0.7"]
 
 
 SENDING = """
@@ -214,7 +214,7 @@ errors.AddressError.__init__ = lambda self, *facts: (made.append(facts), before(
 
 
 def test_memory_of_any_device_is_freed_from_any_device_without_an_exception(deep):
-    told = deep(COUNTING + """
+    printed = deep(COUNTING + """
 for current in (0, 1):
     torch.cuda.set_device(current)
     for device in ("cuda:0", "cuda:1"):
@@ -222,12 +222,12 @@ for current in (0, 1):
             torch.empty(1000, device=device)
 print([torch.cuda.memory_allocated(device) for device in (0, 1)], len(made))
 """, FAKE_CUDA_DEVICES="2")  # fmt: skip
-    assert told.strip() == "[0, 0] 0"
+    assert printed.strip() == "[0, 0] 0"
 
 
 @pytest.mark.parametrize("devices", ["1", "2"])
 def test_an_address_that_no_device_knows_is_refused_as_by_pytorch(deep, devices):
-    told = deep(COUNTING + """
+    printed = deep(COUNTING + """
 last = torch.cuda.device_count() - 1
 blocks = [torch.empty(1000, device=f"cuda:{device}") for device in range(last + 1)]
 torch.cuda.set_device(last)
@@ -241,4 +241,4 @@ for wrong in (address, 0x1234, blocks[last].data_ptr() + 512):
     except RuntimeError as error:
         print(str(error) == f"invalid device pointer: {wrong:#x}", type(error).__name__, len(made))
 """, FAKE_CUDA_DEVICES=devices)  # fmt: skip
-    assert told.splitlines() == ["4096"] + 3 * ["True RuntimeError 0"]
+    assert printed.splitlines() == ["4096"] + 3 * ["True RuntimeError 0"]

@@ -24,7 +24,7 @@ print(*building.flags(deep.torch_here()), sep="\\n")
 
 
 @pytest.fixture(scope="session")
-def told(run, tmp_path_factory):
+def received(run, tmp_path_factory):
     """The facts that each allocator reported, by topic."""
     library = tmp_path_factory.mktemp("listener") / "listener.so"
     flags = run("-c", FLAGS).split()
@@ -34,25 +34,25 @@ def told(run, tmp_path_factory):
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_listeners_get_the_same_reports_about(told, topic):
-    assert told["deep"][topic] == told["native"][topic]
+def test_listeners_get_the_same_reports_about(received, topic):
+    assert received["deep"][topic] == received["native"][topic]
 
 
-def test_every_topic_is_compared(told):
-    assert set(told["native"]) == set(told["deep"]) == set(TOPICS)
+def test_every_topic_is_compared(received):
+    assert set(received["native"]) == set(received["deep"]) == set(TOPICS)
 
 
-def test_trackers_hear_of_every_kind_of_event(told):
-    actions = {int(line.split()[0]) for lines in told["deep"]["trackers"][:4] for line in lines}
+def test_trackers_hear_of_every_kind_of_event(received):
+    actions = {int(line.split()[0]) for lines in received["deep"]["trackers"][:4] for line in lines}
     assert actions == {0, 1, 2, 3, 4, 7, 8}  # mapping is of expandable segments
 
 
-def test_each_mode_of_the_recorder_gives_stacks_to_more(told):
+def test_each_mode_of_the_recorder_gives_stacks_to_more(received):
     def with_stack(mode):
-        return {action for action, frames in told["deep"]["recorder_modes"][mode]["history"] if frames}
+        return {action for action, frames in received["deep"]["recorder_modes"][mode]["history"] if frames}
 
     assert with_stack("python None") == with_stack("python state") == set()
     assert with_stack("python alloc") == {"segment_alloc", "alloc", "free_requested", "free_completed", "oom"}
     assert with_stack("python all") == with_stack("python alloc") | {"segment_free"}
-    segments = told["deep"]["recorder_modes"]["python state"]["segments"]
+    segments = received["deep"]["recorder_modes"]["python state"]["segments"]
     assert "empty" in [name for name, _ in segments[0][1][0]]

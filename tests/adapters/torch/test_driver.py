@@ -15,7 +15,7 @@ print(library.cuInit(0), library.cudaGetDeviceCount(ctypes.byref(count)), count.
 
 
 def test_the_driver_and_the_runtime_are_one_library(driver):
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", PROGRAM, driver / "libcuda.so.1"], capture_output=True, text=True, check=True
     )
-    assert told.stdout.split() == ["0", "0", "1"]
+    assert printed.stdout.split() == ["0", "0", "1"]

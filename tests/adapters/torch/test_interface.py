@@ -20,13 +20,13 @@ def built():
         pytest.skip(f"deep mode is for Linux: {error}")
 
 
-def told(program):
+def reported(program):
     return output_of(BEGIN + program).splitlines()
 
 
 def test_the_owner_of_an_address_is_found_without_an_exception():
     """A device refuses an unknown address without an exception: an ordinary free finds the owner that way."""
-    assert told("""
+    assert reported("""
 from allotment import errors
 
 made = []
@@ -39,14 +39,14 @@ print(interface.message(0) == f"invalid device pointer: {far:#x}", len(made))
 
 
 def test_a_failure_other_than_an_unknown_address_is_distinguished():
-    assert told("""
+    assert reported("""
 tables[0].free(0x1234)
 print(tables[0].allocate(2 << 30), interface.was_unknown_address())
 """) == ["None 0"]
 
 
 def test_pools_are_refused_in_pytorchs_words_by_the_reason_and_not_by_ours():
-    assert told("""
+    assert reported("""
 print(interface.pool_use_count(0, 0, 999), interface.failure()[0].text.decode())
 tables[0].end_allocate_to_pool((0, 999))
 print(interface.message(0))
@@ -61,7 +61,7 @@ print(interface.message(0))
 
 
 def test_a_tag_with_words_of_another_failure_in_its_name_does_not_change_pytorchs_words():
-    assert told("""
+    assert reported("""
 import allotment
 with allotment.tag("already recording"):
     allocators[0].malloc(1)

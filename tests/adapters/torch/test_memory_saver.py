@@ -48,8 +48,8 @@ def test_the_name_is_ours_here_and_in_processes_that_are_started(program):
 import subprocess, torch_memory_saver
 print(torch_memory_saver.__name__, torch_memory_saver.TorchMemorySaver is type(saver), saver.enabled)
 child = "import torch_memory_saver as it, allotment.torch; print(it.__name__, allotment.torch.installed_mode())"
-told = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
-print(told.stdout.strip() == f"allotment.torch.memory_saver {allotment.torch.installed_mode()}", told.stderr)
+printed = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+print(printed.stdout.strip() == f"allotment.torch.memory_saver {allotment.torch.installed_mode()}", printed.stderr)
 with torch_memory_saver.configure_subprocess():
     print(os.environ["PYTHONPATH"].count("as_package"))
 from torch_memory_saver.utils import change_env
@@ -347,12 +347,12 @@ def test_a_program_is_run_with_the_option(run, tmp_path):
     script = tmp_path / "program.py"
     script.write_text("import torch_memory_saver, sys; print(torch_memory_saver.__name__, sys.argv[1:])")
     for mode in ("hooks", "deep"):
-        told = run("-m", "allotment.torch", "--mode", mode, "--memory-saver", str(script), "argument")
-        assert told.split("\n")[-2] == "allotment.torch.memory_saver ['argument']"
+        printed = run("-m", "allotment.torch", "--mode", mode, "--memory-saver", str(script), "argument")
+        assert printed.split("\n")[-2] == "allotment.torch.memory_saver ['argument']"
 
 
 def test_it_is_too_late_once_pytorch_has_memory_of_its_own(run):
-    told = run("-c", """
+    printed = run("-c", """
 import torch
 held = torch.empty(1000, device="cuda")
 from allotment.torch.memory_saver import TorchMemorySaver
@@ -362,4 +362,4 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """)  # fmt: skip
-    assert told.startswith("RequestError") and "allotment.torch.install()" in told, told
+    assert printed.startswith("RequestError") and "allotment.torch.install()" in printed, printed

@@ -85,7 +85,7 @@ def test_without_a_pytorch_that_fits_it_says_in_one_line_what_to_install(tmp_pat
             assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, f"ImportError: {words}")
 
 
-def told(ended):
+def reported(ended):
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
@@ -93,14 +93,14 @@ def told(ended):
 def test_a_script_is_the_main_module_and_has_its_arguments(folder):
     script = folder / "program.py"
     arguments = ["--settings", "mine", "--", "-m", "--no-patch"]
-    argv, name, file, spec, is_main, backend = told(run(script, *arguments, at="/"))
+    argv, name, file, spec, is_main, backend = reported(run(script, *arguments, at="/"))
     assert argv == [str(script), *arguments]
     assert (name, file, spec, is_main) == ("__main__", str(script), None, True)
     assert backend == "allotment"
 
 
 def test_a_module_is_found_from_the_working_directory(folder):
-    argv, name, file, spec, is_main, _ = told(run("-m", "package.program", "--", "-x", at=folder))
+    argv, name, file, spec, is_main, _ = reported(run("-m", "package.program", "--", "-x", at=folder))
     assert argv == [file, "--", "-x"]
     assert (name, file, spec, is_main) == (
         "__main__",
@@ -129,7 +129,7 @@ except RequestError as error:
 
 
 def test_the_patch_can_be_left_out(folder):
-    *_, backend = told(run("--no-patch", "program.py", at=folder))
+    *_, backend = reported(run("--no-patch", "program.py", at=folder))
     assert backend == "pluggable"
 
 

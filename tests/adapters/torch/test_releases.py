@@ -28,9 +28,9 @@ def install(release, run, tmp_path):
 
 
 def test_an_unknown_release_is_compiled_for_checked_and_used_with_one_message(install):
-    told = install()
-    assert told.splitlines()[0].startswith("2.99.0+made.up deep")
-    assert "the check passed: deep mode is used with PyTorch 2.99.0+made.up" in told
+    printed = install()
+    assert printed.splitlines()[0].startswith("2.99.0+made.up deep")
+    assert "the check passed: deep mode is used with PyTorch 2.99.0+made.up" in printed
     assert "allotment:" not in install()
 
 
@@ -44,9 +44,9 @@ def test_an_unknown_release_whose_interface_has_grown_is_served_by_hooks_with_th
 def test_an_unknown_release_that_reports_differently_is_served_by_hooks_unless_the_user_insists(release, install):
     told_too = "result = [('grown', __import__('allotment.torch').torch.is_installed())]"
     release.change("cuda/memory.py", "result = []", told_too)
-    told = install()
-    assert told.splitlines()[0].startswith("2.99.0+made.up hooks")
-    assert "grown: False natively, True in deep mode; install(mode='deep') uses it anyway" in told
+    printed = install()
+    assert printed.splitlines()[0].startswith("2.99.0+made.up hooks")
+    assert "grown: False natively, True in deep mode; install(mode='deep') uses it anyway" in printed
     assert install('"deep"').startswith("2.99.0+made.up deep")
 
 
@@ -79,8 +79,8 @@ def packaged(run, tmp_path):
         for prepare, settings in ((PREPARE.format(content=content), {}), ("", {"CXX": "/nowhere"})):
             program = PACKAGED.format(folder=str(tmp_path / "packaged"), prepare=prepare, mode=mode)
             cache = tmp_path / f"cache{len(settings)}"
-            told = run("-c", REDIRECTED + program, XDG_CACHE_HOME=str(cache), **settings)
-        return told
+            printed = run("-c", REDIRECTED + program, XDG_CACHE_HOME=str(cache), **settings)
+        return printed
 
     return packaged
 
@@ -90,9 +90,9 @@ def test_without_a_compiler_the_library_in_the_package_is_used(packaged):
 
 
 def test_a_library_in_the_package_that_cannot_be_loaded_leads_to_hooks_and_one_line_without_a_compiler(packaged):
-    told = packaged("b'for another machine'", "'auto'")
-    assert told.splitlines()[-1] == "hooks"
-    assert [line for line in told.splitlines() if line.startswith("allotment:")] == [
+    printed = packaged("b'for another machine'", "'auto'")
+    assert printed.splitlines()[-1] == "hooks"
+    assert [line for line in printed.splitlines() if line.startswith("allotment:")] == [
         "allotment: hooks mode for PyTorch, not deep: CXX names '/nowhere', which is not a C++ compiler on this machine"
     ]
 

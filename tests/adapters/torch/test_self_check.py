@@ -16,9 +16,9 @@ CHILD = """
 import json, os, sys
 mode = sys.argv[1]
 print("something of the program's own")
-told = [{{"allocated": 512}}, {{"device_traces": [{trace}]}}]
+reported = [{{"allocated": 512}}, {{"device_traces": [{trace}]}}]
 {also}
-print(json.dumps(told))
+print(json.dumps(reported))
 """
 
 
@@ -62,7 +62,7 @@ def test_a_check_that_passes_is_reported_once_and_stored(check, facts, built, mo
 
 
 def test_what_differs_is_the_reason_and_is_kept(check, building, facts, built, monkeypatch):
-    differing = check("told[0]['allocated'] += mode == 'deep'")
+    differing = check("reported[0]['allocated'] += mode == 'deep'")
     run = differing.run
     for _ in range(2):
         with pytest.raises(

@@ -111,8 +111,8 @@ def test_a_capture_is_detected_by_the_current_stream_as_without(tmp_path):
             alloc.inspection.check_invariants()
             return same, alloc.stats()["segment.all.current"]
 
-        plain, told = map(frees_while_a_request_is_captured, ("", "nvtx:True"))
-        assert plain == told, (plain, told)
+        plain, annotated = map(frees_while_a_request_is_captured, ("", "nvtx:True"))
+        assert plain == annotated, (plain, annotated)
         """,
         tmp_path,
     )

@@ -260,31 +260,31 @@ def test_observers_see_the_facts_in_order_before_the_error():
 @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
 def test_an_observer_that_raises_is_reported_and_changes_nothing(error):
     alloc = on_device(10 * MIB)
-    told = []
+    received = []
 
     def broken(facts):
         raise error("no matter")
 
     alloc.limits.attach_out_of_memory_observer(broken)
-    alloc.limits.attach_out_of_memory_observer(told.append)
+    alloc.limits.attach_out_of_memory_observer(received.append)
     with reported() as seen, pytest.raises(OutOfMemoryError):
         alloc.malloc(20 * MIB)
     assert seen == [(broken, f"{error.__name__}: no matter")]
-    assert [facts.requested for facts in told] == [20 * MIB]
+    assert [facts.requested for facts in received] == [20 * MIB]
     assert alloc.stats()["num_ooms"] == 1
     check(alloc)
 
 
 def test_observers_can_be_detached_also_by_themselves():
     alloc = on_device(10 * MIB)
-    told = []
+    received = []
 
     def once(facts):
-        told.append("once")
+        received.append("once")
         alloc.limits.detach_out_of_memory_observer(once)
 
     def always(facts):
-        told.append("always")
+        received.append("always")
 
     for observer in (once, always, always):
         alloc.limits.attach_out_of_memory_observer(observer)
@@ -292,7 +292,7 @@ def test_observers_can_be_detached_also_by_themselves():
     for _ in range(2):
         with pytest.raises(OutOfMemoryError):
             alloc.malloc(20 * MIB)
-    assert told == ["once", "always", "always"]
+    assert received == ["once", "always", "always"]
     with pytest.raises(RequestError, match="not an observer"):
         alloc.limits.detach_out_of_memory_observer(once)
 

@@ -19,10 +19,10 @@ def full(settings=""):
 
 def test_a_cache_that_gives_way_lets_the_program_finish():
     alloc, cached = full("expandable_segments:True")
-    told = []
+    received = []
 
     def give_way(facts):
-        told.append(facts)
+        received.append(facts)
         alloc.free(cached.pop())
         return True
 
@@ -31,7 +31,7 @@ def test_a_cache_that_gives_way_lets_the_program_finish():
         address = alloc.malloc(35 * MIB)
     assert address
     assert len(cached) == 3
-    assert {(facts.requested, facts.tag, facts.stream) for facts in told} == {(35 * MIB, "request", 0)}
+    assert {(facts.requested, facts.tag, facts.stream) for facts in received} == {(35 * MIB, "request", 0)}
     alloc.inspection.check_invariants()
 
 
@@ -83,9 +83,9 @@ def test_a_handler_that_raises_is_reported_and_the_next_is_called():
 
     alloc.on_out_of_memory(broken, tries=9)
     alloc.on_out_of_memory(lambda facts: alloc.free(cached.pop()) or True)
-    with reported() as told:
+    with reported() as received:
         assert alloc.malloc(20 * MIB)
-    assert told == [(broken, "KeyError: 'no such cache'")]
+    assert received == [(broken, "KeyError: 'no such cache'")]
 
 
 def test_requests_of_a_handler_do_not_invoke_handlers():
@@ -222,17 +222,17 @@ def test_threads_on_a_full_device_all_get_their_memory():
 def test_c_code_adds_handlers_too_and_its_requests_are_retried():
     alloc, cached = full()
     table = table_of(alloc)
-    told = []
+    received = []
 
     @Step
     def give_way(_, facts):
-        told.append((facts.contents.requested, facts.contents.stream, facts.contents.allocated))
+        received.append((facts.contents.requested, facts.contents.stream, facts.contents.allocated))
         return table.free(cached.pop())
 
     number = table.on_out_of_memory(give_way, 2)
     assert number > 0
     assert table.allocate(20 * MIB, 7)
-    assert told == [(20 * MIB, 7, 100 * MIB)]
+    assert received == [(20 * MIB, 7, 100 * MIB)]
     assert table.remove_step(number) == 1
     assert table.remove_step(number) == 0
     assert table.allocate(20 * MIB) is None

@@ -50,17 +50,17 @@ def test_an_absurd_size_is_refused_unseen(allocator, table):
 
 
 def test_observers_are_called_and_do_not_change_the_failure(allocator, table):
-    told = []
+    received = []
 
     def observer(facts):
-        told.append(facts.requested)
+        received.append(facts.requested)
         assert table.free(0x1234) == 0
         raise ZeroDivisionError
 
     allocator.limits.attach_out_of_memory_observer(observer)
     with reported() as seen:
         assert table.allocate(2 << 30) is None
-    assert told == [2 << 30]
+    assert received == [2 << 30]
     assert seen == [(observer, "ZeroDivisionError: ")]
     assert table.last_error().startswith("out of memory: tried to allocate 2147483648 bytes")
 

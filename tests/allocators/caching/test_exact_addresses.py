@@ -66,13 +66,13 @@ def test_a_request_larger_than_the_reserve_of_its_stream_fails_and_says_so():
 def test_a_rejected_request_releases_nothing_and_calls_no_observer():
     alloc = on_device(settings="throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5")
     alloc.limits.memory_fraction = 1.0
-    told = []
-    alloc.limits.attach_out_of_memory_observer(told.append)
+    reported = []
+    alloc.limits.attach_out_of_memory_observer(reported.append)
     alloc.free(alloc.malloc(300 * MIB))
     with pytest.raises(OutOfMemoryError, match="per_process_memory_fraction"):
         alloc.malloc(400 * MIB)
     stats = alloc.stats()
-    assert (stats["num_oom_rejections"], stats["num_ooms"], stats["num_alloc_retries"], told) == (1, 0, 0, [])
+    assert (stats["num_oom_rejections"], stats["num_ooms"], stats["num_alloc_retries"], reported) == (1, 0, 0, [])
     assert reserved(alloc) == 300 * MIB
     check(alloc)
 

@@ -85,8 +85,8 @@ def test_a_file_and_a_snapshot_of_the_same_run_say_the_same(tmp_path: Path) -> N
     in_memory.history.dump_snapshot(tmp_path / "run.pickle")
     in_file.close()
     kept, streamed = read_snapshot(tmp_path / "run.pickle"), read_snapshot(tmp_path / "run.history")
-    told = [entry for entry in entries(kept) if entry[0] != "snapshot"]
-    assert [entry for entry in entries(streamed) if entry[0] != "snapshot"] == told
+    reported = [entry for entry in entries(kept) if entry[0] != "snapshot"]
+    assert [entry for entry in entries(streamed) if entry[0] != "snapshot"] == reported
     trace = streamed.traces[0]
     places = {streamed.stacks[number][0].filename for number in trace.stack.tolist() if number >= 0}
     assert places == {__file__}
@@ -406,5 +406,5 @@ def test_the_end_of_a_program_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.history"
     ends = STREAM_TO.replace('print("ready", flush=True)', "break")
     subprocess.run([sys.executable, "-c", ends, str(path)], check=True)
-    told = entries(read_snapshot(path))
-    assert sum(entry[0] == "alloc" for entry in told) == 20_008
+    reported = entries(read_snapshot(path))
+    assert sum(entry[0] == "alloc" for entry in reported) == 20_008

@@ -281,12 +281,12 @@ def test_finalizers_do_not_run_while_the_allocator_is_locked():
 # --- objects that lie ---
 
 
-@pytest.mark.parametrize("told", ["()", "(0,)", "[0]", "(0, 5, 6)", "''", "None", "7", "{}", "(0, 'x')", "(0, -1)"])
-def test_a_foreign_stream_that_does_not_report_its_handle_is_refused(told):
+@pytest.mark.parametrize("reported", ["()", "(0,)", "[0]", "(0, 5, 6)", "''", "None", "7", "{}", "(0, 'x')", "(0, -1)"])
+def test_a_foreign_stream_that_does_not_report_its_handle_is_refused(reported):
     [said] = said_by(f"""
     class Foreign:
         def __cuda_stream__(self):
-            return {told}
+            return {reported}
 
     allocator = Allocator("sim:1GiB")
     print(tried(allocator.malloc, 10, Foreign()))

@@ -242,7 +242,7 @@ def test_buffers_dropped_by_threads_while_a_pool_is_restored_free_nothing_else()
 
 
 def test_memory_of_a_buffer_that_was_freed_by_its_address_cannot_be_looked_at():
-    told = output_of("""
+    printed = output_of("""
         import os, sys
         import allotment
 
@@ -262,7 +262,7 @@ def test_memory_of_a_buffer_that_was_freed_by_its_address_cannot_be_looked_at():
         sys.stdout.flush()
         os._exit(0)         # before the buffer goes, and frees a second time
     """)
-    assert told.split() == ["refused"] * 4
+    assert printed.split() == ["refused"] * 4
 
 
 @pytest.mark.threads

@@ -656,7 +656,7 @@ def test_closing_waits_for_a_resume_in_the_background():
 
 @pytest.mark.threads
 def test_a_pause_of_a_sleeping_tag_does_not_disturb_a_wake_by_another_thread():
-    told = output_of(
+    printed = output_of(
         """
         import threading, time
         import allotment
@@ -682,4 +682,4 @@ def test_a_pause_of_a_sleeping_tag_does_not_disturb_a_wake_by_another_thread():
         print(int(array.min()), int(array.max()))
         """
     )
-    assert told == "7 7\n"
+    assert printed == "7 7\n"

@@ -214,20 +214,20 @@ def test_a_thread_that_cannot_be_started_is_waited_for_by_nobody_and_those_that_
 
 
 class WithWords(RelayDevice):
-    """Records which memory sleeps, as the host does, and then calls `told(method)`."""
+    """Records which memory sleeps, as the host does, and then calls `reported(method)`."""
 
     def __init__(self):
         super().__init__(HostDevice())
-        self.told = lambda method: None
+        self.reported = lambda method: None
 
     def copy(self, destination, source, size, destination_device, source_device, stream):
         ctypes.memmove(destination, source, size)
 
     def _note_asleep(self, ranges, words):
-        self.told("note")
+        self.reported("note")
 
     def _forget_asleep(self, ranges):
-        self.told("forget")
+        self.reported("forget")
 
 
 @pytest.mark.parametrize("during", ["a resume", "a pause that fails"])
@@ -240,7 +240,7 @@ def test_nobody_else_can_pause_before_a_tag_is_noted_as_awake(during):
                 blocks.append(alloc.malloc(100 * KIB))
         seen = []
 
-        def told(method):
+        def reported(method):
             seen.append(method)
             if method == "forget":
                 with pytest.raises(PausedError, match="being paused or resumed"):
@@ -248,7 +248,7 @@ def test_nobody_else_can_pause_before_a_tag_is_noted_as_awake(during):
             elif seen == ["note", "note"] and during != "a resume":
                 raise RuntimeError("refused")
 
-        alloc.device.told = told
+        alloc.device.reported = reported
         if during == "a resume":
             alloc.pause("w", keep_host=True)
             alloc.resume("w")
@@ -258,7 +258,7 @@ def test_nobody_else_can_pause_before_a_tag_is_noted_as_awake(during):
         assert seen.count("forget") == 2
         assert alloc.paused() == set()
         alloc.inspection.check_invariants()
-        alloc.device.told = lambda method: None
+        alloc.device.reported = lambda method: None
         for block in blocks:
             alloc.free(block)
         pool.close()

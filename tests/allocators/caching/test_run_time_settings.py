@@ -76,9 +76,9 @@ def test_the_last_string_is_reported_verbatim():
     alloc = on_device(settings="max_split_size_mb: 64")
     assert alloc.snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb: 64"
     alloc.settings = "expandable_segments:True"
-    told = alloc.snapshot()["allocator_settings"]
-    assert told["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert (told["expandable_segments"], told["max_split_size"]) == (True, -1)
+    reported = alloc.snapshot()["allocator_settings"]
+    assert reported["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert (reported["expandable_segments"], reported["max_split_size"]) == (True, -1)
 
 
 def test_read_leniently_what_stands_before_a_fault_is_applied():

@@ -57,9 +57,9 @@ def test_a_pool_that_was_has_nothing_left(allocator):
 
 
 def test_expandable_segments_warn_on_a_device_without_them():
-    with pytest.warns(UserWarning, match="expandable_segments:True has no effect on Plain") as told:
+    with pytest.warns(UserWarning, match="expandable_segments:True has no effect on Plain") as reported:
         allocator = allotment.Allocator(Plain(), settings="expandable_segments:True")
-    assert only_warning(told).filename == __file__
+    assert only_warning(reported).filename == __file__
     assert not allocator.history.segments()
     allocator.malloc(512)
     assert not allocator.history.segments()[0]["is_expandable"]

@@ -42,7 +42,7 @@ class World:
     def free(self):
         self.alloc.free(self.block)
 
-    def let_go(self):
+    def empty_quarantine(self):
         """Empty the quarantine, as a shortage of memory does."""
         self.alloc._empty_quarantine()
 
@@ -259,7 +259,7 @@ def arrays_on_two_streams(world):
 def reused_before_the_work_of_the_last_user(world):
     world.writes(world.a)
     world.free()
-    world.let_go()
+    world.empty_quarantine()
     assert world.alloc.malloc(1000, world.a) == world.block
     world.record(world.b)
     world.writes(world.b)
@@ -370,7 +370,7 @@ def reuse_on_another_stream(world):
     """Only dense placement does this: it makes the other stream wait."""
     world.writes(world.a)
     world.free()
-    world.let_go()
+    world.empty_quarantine()
     address = world.alloc.malloc(1000, world.b)
     world.alloc.inspection.touch(address, world.b)
     after(world.c, world.b)
@@ -475,7 +475,7 @@ def test_sleeping_memory_is_not_touched(keep):
             world.alloc.free(early)
             world.alloc.pause("weights", keep=keep)
             world.alloc.free(asleep)
-            world.let_go()
+            world.empty_quarantine()
             world.finish()
             world.alloc.resume("weights")
             with allotment.tag("weights"):
@@ -492,7 +492,7 @@ def test_memory_freed_while_it_slept_is_watched_again():
         block = world.alloc.malloc(5 * MIB, world.a)
     world.alloc.pause("weights")
     world.alloc.free(block)
-    world.let_go()
+    world.empty_quarantine()
     world.alloc.empty_cache()
     world.alloc.resume("weights")
     assert not world.alloc._sanitizer._asleep
@@ -572,7 +572,7 @@ def test_without_sanitizing_nothing_is_looked_at():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_may_use_what_another_thread_was_telling_of():
-    told = output_of(
+    printed = output_of(
         """
     import os, signal, threading, warnings
     import allotment
@@ -602,4 +602,4 @@ def test_a_forked_child_may_use_what_another_thread_was_telling_of():
     watched.free(block)
     """
     )
-    assert told == "0\n"
+    assert printed == "0\n"

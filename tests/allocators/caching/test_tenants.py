@@ -89,7 +89,7 @@ def test_a_tenant_needs_a_name(allocator):
 
 @pytest.mark.parametrize("context", [None, "all"])
 def test_a_free_that_another_tenants_request_completes_is_recorded_for_its_own(context):
-    told = output_of(f"""
+    printed = output_of(f"""
         import allotment
         allocator = allotment.Allocator("sim:1GiB")
         allocator.record_history("all", {context!r})
@@ -105,7 +105,7 @@ def test_a_free_that_another_tenants_request_completes_is_recorded_for_its_own(c
         for entry in allocator.snapshot()["device_traces"][0]:
             print(entry["action"], entry.get("tenant"))
     """)
-    assert told.splitlines() == [
+    assert printed.splitlines() == [
         "segment_alloc one",
         "alloc one",
         "free_requested one",

@@ -59,18 +59,18 @@ def test_an_address_belongs_to_its_device(devices):
 
 def from_a_callback_of(alloc, call):
     """Return what `call` returns or raises when it is made inside an allocator."""
-    told = []
+    reported = []
 
     def call_once(*entry):
-        if not told:
+        if not reported:
             try:
-                told.append(call())
+                reported.append(call())
             except AddressError as error:
-                told.append(error)
+                reported.append(error)
 
     alloc.history.attach_trace_tracker(call_once)
     alloc.free(alloc.malloc(1))
-    return told[0]
+    return reported[0]
 
 
 def test_a_free_from_a_callback_of_one_device_frees_a_block_of_the_other(devices):

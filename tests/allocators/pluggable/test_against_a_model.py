@@ -35,8 +35,8 @@ class Books(RuleBasedStateMachine):
             raise self.answer
         return self.answer
 
-    def free(self, *told: int) -> None:
-        self.freed.append(told)
+    def free(self, *reported: int) -> None:
+        self.freed.append(reported)
         if self.fails:
             raise ValueError
 

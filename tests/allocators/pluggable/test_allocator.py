@@ -82,7 +82,7 @@ def test_a_ctypes_callback_is_kept_alive():
         return 4096
 
     made = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(alloc)
-    plug = PluggableAllocator(made, lambda *told: None)
+    plug = PluggableAllocator(made, lambda *received: None)
     del made
     gc.collect()
     assert plug.malloc(10) == 4096
@@ -90,7 +90,7 @@ def test_a_ctypes_callback_is_kept_alive():
 
 def test_kinds_of_functions_can_be_mixed(library):
     freed = []
-    plug = PluggableAllocator(library["counted_alloc"], lambda *told: freed.append(told))
+    plug = PluggableAllocator(library["counted_alloc"], lambda *received: freed.append(received))
     address = plug.malloc(64, 5)
     plug.free(address)
     assert freed == [(address, 64, 0, 5)]
@@ -140,7 +140,7 @@ def test_a_function_that_a_library_lacks_is_named(library, names):
         PluggableAllocator.from_library(library.path, alloc, free, **hooks)
 
 
-# --- the books ---
+# --- counts of blocks in use ---
 
 
 def test_size_0_is_passed_on(plug, memory):
@@ -425,9 +425,9 @@ def test_hooks_are_called_in_c(library):
     plug.pools.begin_allocate_to_pool((3, 4), accepts=bool, device=1)
     plug.pools.end_allocate_to_pool((5, 6), device=2)
     plug.pools.release((7, 8), device=3)
-    told = [library.last(kind) for kind in ("begin", "end", "release")]
-    assert [(call.device, call.first, call.second) for call in told] == [(1, 3, 4), (2, 5, 6), (3, 7, 8)]
-    assert told[0].filter == 0
+    received = [library.last(kind) for kind in ("begin", "end", "release")]
+    assert [(call.device, call.first, call.second) for call in received] == [(1, 3, 4), (2, 5, 6), (3, 7, 8)]
+    assert received[0].filter == 0
 
 
 WRITTEN_FOR_PYTORCH = r"""
@@ -438,10 +438,10 @@ WRITTEN_FOR_PYTORCH = r"""
 using PoolId = std::pair<unsigned long long, unsigned long long>;
 
 extern "C" {
-unsigned long long told[3][3];
+unsigned long long received[3][3];
 
 static void note(int which, int device, PoolId pool) {
-    told[which][0] = device; told[which][1] = pool.first; told[which][2] = pool.second;
+    received[which][0] = device; received[which][1] = pool.first; received[which][2] = pool.second;
 }
 
 void* my_alloc(size_t size, int device, void* stream) { return malloc(size); }
@@ -464,8 +464,8 @@ def test_cpp_functions_with_the_signatures_of_pytorch_can_be_given_as_they_are(t
     plug.pools.begin_allocate_to_pool((3, 4), accepts=bool, device=1)
     plug.pools.end_allocate_to_pool((5, 6), device=2)
     plug.pools.release((7, 8), device=3)
-    told = (ctypes.c_uint64 * 9).in_dll(ctypes.CDLL(str(library)), "told")
-    assert list(told) == [1, 3, 4, 2, 5, 6, 3, 7, 8]
+    received = (ctypes.c_uint64 * 9).in_dll(ctypes.CDLL(str(library)), "received")
+    assert list(received) == [1, 3, 4, 2, 5, 6, 3, 7, 8]
 
 
 def test_hooks_are_called_in_python(memory):
@@ -595,7 +595,7 @@ def test_switching_caching_has_no_effect(plug, memory):
 
 def test_a_copy_has_the_functions_and_its_own_ledger(memory):
     calls = []
-    hooks = {"init": calls.append, "record_stream": lambda *told: calls.append(told)}
+    hooks = {"init": calls.append, "record_stream": lambda *received: calls.append(received)}
     plug = PluggableAllocator(memory.alloc, memory.free, **hooks)
     address = plug.malloc(100)
     for other in (copy.copy(plug), copy.deepcopy(plug)):

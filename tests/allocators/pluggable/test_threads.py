@@ -80,9 +80,9 @@ def test_python_functions_on_threads():
         with lock:
             return memory.alloc(*asked)
 
-    def free(*told):
+    def free(*reported):
         with lock:
-            memory.free(*told)
+            memory.free(*reported)
 
     plug = PluggableAllocator(alloc, free)
     assert exchange(plug, rounds=200) == THREADS * 200

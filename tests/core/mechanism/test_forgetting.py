@@ -23,7 +23,7 @@ GROWTH = """
 
 
 def test_streams_that_allocated_and_were_destroyed_are_forgotten_with_the_cache():
-    told = output_of(
+    printed = output_of(
         GROWTH
         + """
     allocator = allotment.Allocator("host")
@@ -41,11 +41,11 @@ def test_streams_that_allocated_and_were_destroyed_are_forgotten_with_the_cache(
     allocator.inspection.check_invariants()
     """
     )
-    assert told == "True\n"
+    assert printed == "True\n"
 
 
 def test_captures_of_a_simulated_device_are_forgotten():
-    told = output_of(
+    printed = output_of(
         GROWTH
         + """
     from allotment._devices.simulated.device import SimulatedDevice
@@ -61,11 +61,11 @@ def test_captures_of_a_simulated_device_are_forgotten():
     print(growth(once) < 3_000 * 200)
     """
     )
-    assert told == "True\n"
+    assert printed == "True\n"
 
 
 def test_expandable_pools_that_grew_twice_are_forgotten_when_they_are_closed():
-    told = output_of(
+    printed = output_of(
         GROWTH
         + """
     allocator = allotment.Allocator("sim:1GiB", settings="expandable_segments:True")
@@ -82,11 +82,11 @@ def test_expandable_pools_that_grew_twice_are_forgotten_when_they_are_closed():
     allocator.inspection.check_invariants()
     """
     )
-    assert told == "True\n"
+    assert printed == "True\n"
 
 
 def test_destroyed_streams_of_a_simulated_device_are_forgotten():
-    told = output_of(
+    printed = output_of(
         GROWTH
         + """
     from allotment._devices.simulated.device import SimulatedDevice
@@ -100,7 +100,7 @@ def test_destroyed_streams_of_a_simulated_device_are_forgotten():
     print(growth(once) < 3_000 * 20)
     """
     )
-    assert told == "True\n"
+    assert printed == "True\n"
 
 
 def test_statistics_keep_the_newest_of_the_pools_that_are_gone():
@@ -115,8 +115,8 @@ def test_statistics_keep_the_newest_of_the_pools_that_are_gone():
     with allocator.pool() as pool:
         allocator.free(allocator.malloc(1000))
 
-    told = {name.split(".")[1] for name in allocator.stats() if name.startswith("reserved_bytes_by_private_pools.")}
+    printed = {name.split(".")[1] for name in allocator.stats() if name.startswith("reserved_bytes_by_private_pools.")}
 
-    assert told >= {f"{first}_{second}" for first, second in [*ids[-1000:], pool.id]}
-    assert len(told) <= 2001
+    assert printed >= {f"{first}_{second}" for first, second in [*ids[-1000:], pool.id]}
+    assert len(printed) <= 2001
     allocator.inspection.check_invariants()

@@ -53,8 +53,8 @@ class Giving(Backend):
 
 
 def test_an_address_given_twice_is_refused_and_the_first_block_stays():
-    told = output_of(TWO_TIMES.format(address=1 << 30)).splitlines()
-    assert told == [
+    printed = output_of(TWO_TIMES.format(address=1 << 30)).splitlines()
+    assert printed == [
         "repeating: allocate returned 0x40000000 for 31457280 bytes, which overlaps memory that it returned before",
         "True",
     ]
@@ -138,7 +138,7 @@ def test_memory_that_a_pools_allocator_gives_twice_is_refused():
 
 
 def test_a_device_without_memory_operations_is_refused_by_an_allocator():
-    told = output_of("""
+    printed = output_of("""
         import allotment
         device = allotment.PluggableAllocator(lambda *given: 0, lambda *given: None).device
         try:
@@ -146,6 +146,6 @@ def test_a_device_without_memory_operations_is_refused_by_an_allocator():
         except allotment.UnsupportedError as error:
             print("refused")
     """)
-    assert told == "refused\n"
+    assert printed == "refused\n"
     with pytest.raises(UnsupportedError, match="segment_allocate"):
         Allocator(Device())

@@ -150,10 +150,10 @@ def test_each_action_has_its_address_size_stream_and_pool():
         alloc.malloc(30 * MIB - 1, stream=5)
     alloc.history.segments(pool.id)
     pool.close()
-    told = [
+    reported = [
         (e["action"], e.get("addr", e.get("device_free")), e["size"], e["stream"], e["pool_id"]) for e in trace(alloc)
     ]
-    assert told == [
+    assert reported == [
         ("segment_alloc", address, BUFFER, 4, pool.id),
         ("alloc", address, 1000, 4, pool.id),
         ("free_requested", address, 1000, 4, pool.id),
@@ -338,8 +338,8 @@ def test_stacks_that_differ_anywhere_are_distinguished():
         allocates(alloc)
         deeper(alloc, 1)
         deeper(alloc, 2)
-    told = [entry["frames"] for entry in trace(alloc) if entry["action"] == "alloc"]
-    same_place = [[n for n, other in enumerate(told) if other is frames] for frames in told]
+    reported = [entry["frames"] for entry in trace(alloc) if entry["action"] == "alloc"]
+    same_place = [[n for n, other in enumerate(reported) if other is frames] for frames in reported]
     assert same_place == [[0, 4], [1, 5], [2, 6], [3, 7]] * 2
 
 
@@ -399,21 +399,21 @@ def assert_the_file_is_the_snapshot(alloc, path):
 def test_a_dumped_snapshot_loads_as_the_snapshot(tmp_path, device):
     alloc, _pool = eventful(device)
     snapshot = assert_the_file_is_the_snapshot(alloc, tmp_path / "snapshot.pickle")
-    told = snapshot["device_traces"][-1]
+    reported = snapshot["device_traces"][-1]
     assert len(snapshot["device_traces"]) == 1 + alloc.device.index
-    assert {"tenant", "frames", "device_free", "addr"} <= {key for entry in told for key in entry}
-    assert {entry["compile_context"] for entry in told} == {"N/A", "0/1"}
+    assert {"tenant", "frames", "device_free", "addr"} <= {key for entry in reported for key in entry}
+    assert {entry["compile_context"] for entry in reported} == {"N/A", "0/1"}
 
 
 def test_our_own_reader_reads_a_dumped_snapshot(tmp_path):
     alloc, _pool = eventful()
     snapshot = assert_the_file_is_the_snapshot(alloc, tmp_path / "snapshot.pickle")
     read = read_snapshot(tmp_path / "snapshot.pickle")
-    (told,) = snapshot["device_traces"]
-    assert read.traces[0].size.tolist() == [entry["size"] for entry in told]
-    assert read.traces[0].stream.tolist() == [entry["stream"] for entry in told]
-    assert read.traces[0].time_us.tolist() == [entry["time_us"] for entry in told]
-    stacks = [entry.get("frames", []) for entry in told]
+    (reported,) = snapshot["device_traces"]
+    assert read.traces[0].size.tolist() == [entry["size"] for entry in reported]
+    assert read.traces[0].stream.tolist() == [entry["stream"] for entry in reported]
+    assert read.traces[0].time_us.tolist() == [entry["time_us"] for entry in reported]
+    stacks = [entry.get("frames", []) for entry in reported]
     assert [[frame._asdict() for frame in read.stacks[n]] if n >= 0 else [] for n in read.traces[0].stack] == stacks
     assert read.segments.total_size.tolist() == [segment["total_size"] for segment in snapshot["segments"]]
 

@@ -41,14 +41,14 @@ class Model:
 @settings(deadline=None)
 @given(steps=STEPS)
 def test_the_ring_holds_the_newest_records_of_a_list(module, steps):
-    ring, model, told = module.Ring(), Model(), 0
+    ring, model, count = module.Ring(), Model(), 0
     ring.listen(True, 1)
     for step, number in steps:
         if step == REPORT:
             for _ in range(number):
-                told += 1
-                ring.report(told % 5, told)
-                model.report((told % 5, told))
+                count += 1
+                ring.report(count % 5, count)
+                model.report((count % 5, count))
         elif step == RESIZE:
             ring.listen(True, number)
             model.resize(number)
@@ -78,7 +78,7 @@ def test_actions_to_skip_are_not_kept_but_the_tracker_hears_of_them(module, skip
     for number, action in enumerate(reports):
         ring.report(action, number)
     assert ring.content() == [(action, number) for number, action in enumerate(reports) if action not in skipped]
-    assert ring.told == list(range(len(reports)))
+    assert ring.received == list(range(len(reports)))
 
 
 def test_without_a_listener_nothing_is_kept(module):
@@ -98,4 +98,4 @@ def test_a_tracker_without_a_history_keeps_nothing(module):
     ring.report(0, 1)
     ring.track(False)
     ring.report(0, 2)
-    assert ring.told == [1] and ring.content() == []
+    assert ring.received == [1] and ring.content() == []

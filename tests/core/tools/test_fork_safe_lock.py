@@ -95,7 +95,7 @@ def test_a_fork_of_another_thread_waits_and_releases_nothing_of_the_first():
 
 
 def test_a_child_gets_the_shared_allocator_though_another_thread_was_making_it():
-    told = output_of(
+    printed = output_of(
         """
     import os, threading
     import allotment
@@ -122,11 +122,11 @@ def test_a_child_gets_the_shared_allocator_though_another_thread_was_making_it()
     maker.join()
     """
     )
-    assert told == "0\n"
+    assert printed == "0\n"
 
 
 def test_a_device_may_want_one_under_its_allocators_lock_while_another_thread_forks():
-    told = output_of(
+    printed = output_of(
         """
     import os, threading
     import allotment
@@ -157,11 +157,11 @@ def test_a_device_may_want_one_under_its_allocators_lock_while_another_thread_fo
     user.join()
     """
     )
-    assert told == "1\n"
+    assert printed == "1\n"
 
 
 def test_another_thread_may_make_a_lock_while_a_fork_collects_them():
-    told = output_of(
+    printed = output_of(
         """
     import os, sys
     from allotment._core.tools.fork_safe_lock import fork_safe_lock
@@ -181,4 +181,4 @@ def test_another_thread_may_make_a_lock_while_a_fork_collects_them():
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
     )
-    assert told == "0\n"
+    assert printed == "0\n"

@@ -340,16 +340,16 @@ def test_a_child_of_a_process_that_could_not_open_the_driver_does_not_try(driver
 import os
 from allotment.errors import DeviceError
 
-def told():
+def reported():
     try:
         {CONSTRUCT}
     except DeviceError as error:
         return str(error)
 
-print(told(), flush=True)
+print(reported(), flush=True)
 child = os.fork()
 if child == 0:
-    print(told(), flush=True)
+    print(reported(), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 """

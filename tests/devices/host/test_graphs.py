@@ -169,7 +169,7 @@ def test_the_default_stream_cannot_be_captured() -> None:
 
 
 def test_a_graph_is_not_replayed_on_a_stream_of_another_device() -> None:
-    told = output_of("""
+    printed = output_of("""
         import allotment
         one, other = allotment.Allocator("host"), allotment.Allocator("sim:1GiB")
         stream, mine, theirs = allotment.Stream(one), allotment.Stream(one), allotment.Stream(other)
@@ -192,7 +192,7 @@ def test_a_graph_is_not_replayed_on_a_stream_of_another_device() -> None:
         mine.synchronize()
         print(ran)
     """)
-    assert told.splitlines() == ["True", "True", "True", "[]", "[1]"]
+    assert printed.splitlines() == ["True", "True", "True", "[]", "[1]"]
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True", "placement:dense"])

@@ -35,7 +35,7 @@ needs_a_limit = pytest.mark.skipif(mapping_limit() > 300_000, reason="this syste
 
 @needs_a_limit
 def test_a_segment_that_cannot_be_unmapped_stays_reserved_and_is_released_later():
-    told = output_of(
+    printed = output_of(
         FILL
         + """
     allocator = allotment.Allocator("host")
@@ -55,4 +55,4 @@ def test_a_segment_that_cannot_be_unmapped_stays_reserved_and_is_released_later(
     print(allocator.stats()["reserved_bytes.all.current"] // (30 << 20))
     """
     )
-    assert told.split() == ["True", "3", "2"]
+    assert printed.split() == ["True", "3", "2"]

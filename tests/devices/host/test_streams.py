@@ -377,14 +377,14 @@ def test_memory_stays_while_work_behind_a_function_may_use_it(device, gate):
     stream, probe, refusals = Stream(device), Probe(device), []
     segment = probe.segment_allocate(1 << 20, 0)
 
-    def give_back():
+    def free_segment():
         gate.wait()
         try:
             probe.segment_free(segment, 1 << 20)
         except StatusError as error:
             refusals.append(error)
 
-    stream.submit(give_back)
+    stream.submit(free_segment)
     stream.submit(ctypes.memset, segment, 1, 1 << 20)
     gate.set()
     stream.synchronize()

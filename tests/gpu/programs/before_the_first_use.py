@@ -40,12 +40,12 @@ def the_allocators_figures_are_told_once_there_is_one() -> None:
 
 @check
 def an_observer_is_told_before_out_of_memory_is_raised() -> None:
-    told = []
-    torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: told.append(numbers))
+    reported = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: reported.append(numbers))
     total = torch.cuda.mem_get_info()[1]
     with suppress(torch.OutOfMemoryError):
         torch.empty(2 * total, dtype=torch.uint8, device="cuda")
-    (numbers,) = told
+    (numbers,) = reported
     device, size, most, free = numbers
     assert device == 0 and size >= 2 * total and most == total and 0 < free < total, numbers
 

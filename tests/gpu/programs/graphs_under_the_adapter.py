@@ -59,7 +59,7 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def settle() -> None:
+def clean_up() -> None:
     """Check that earlier checks left nothing behind."""
     gc.collect()
     torch.cuda.synchronize()
@@ -110,7 +110,7 @@ def tensors_made_between_replays_do_not_disturb_the_graph() -> None:
 
 @check
 def two_graphs_that_share_a_pool_are_both_right_and_share_its_memory() -> None:
-    settle()
+    clean_up()
     x = torch.ones(4 * MIB, device="cuda")
     first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(first):
@@ -131,13 +131,13 @@ def two_graphs_that_share_a_pool_are_both_right_and_share_its_memory() -> None:
     first.reset()
     assert allocator_of(0).pools.use_count(second.pool()) == 1
     second.reset()
-    settle()
+    clean_up()
     assert private_segments() == []
 
 
 @check
 def a_graph_that_is_gone_gives_its_memory_back() -> None:
-    settle()
+    clean_up()
     before = memory.memory_reserved()
     graph = torch.cuda.CUDAGraph()
     x = torch.ones(1_000, device="cuda")
@@ -145,7 +145,7 @@ def a_graph_that_is_gone_gives_its_memory_back() -> None:
         y = x.expand(64 * 1_024, 1_000).contiguous()
     assert private_segments() != []
     del graph, y, x
-    settle()
+    clean_up()
     assert private_segments() == []
     assert memory.memory_reserved() <= before
 
@@ -165,7 +165,7 @@ def spoilt_capture(graph: torch.cuda.CUDAGraph) -> None:
 
 @check
 def a_capture_that_fails_leaves_nothing_behind_but_in_deep_mode_what_pytorch_leaves() -> None:
-    settle()
+    clean_up()
     before = memory.memory_reserved()
     for _ in range(3):
         graph = torch.cuda.CUDAGraph()
@@ -174,7 +174,7 @@ def a_capture_that_fails_leaves_nothing_behind_but_in_deep_mode_what_pytorch_lea
         tensors = [torch.full((size,), 5.0, device="cuda") for size in (1_000, MIB, 30 * MIB)]
         assert all(bool((tensor == 5).all()) for tensor in tensors)
         del tensors
-    settle()
+    clean_up()
     allocator_of(0).inspection.check_invariants()
     if MODE == "deep":
         assert private_segments()  # PyTorch 2.11 never tells its allocator that such a capture has ended

@@ -71,31 +71,31 @@ def sequence(steps: int, seed: int, live: list[torch.Tensor], streams: list[torc
 
 
 def main() -> None:
-    told: dict[str, Any] = {"before": [dict(torch.cuda.memory_stats()), torch.cuda.memory_allocated()]}
+    reported: dict[str, Any] = {"before": [dict(torch.cuda.memory_stats()), torch.cuda.memory_allocated()]}
     torch.cuda.init()
-    told["at first"] = figures()
+    reported["at first"] = figures()
     streams = [torch.cuda.default_stream(), torch.cuda.Stream()]
     live: list[torch.Tensor] = []
     torch.cuda.memory._record_memory_history(context=None, stacks="python")
     sequence(200, 1, live, streams)
-    told["after a sequence"] = figures()
+    reported["after a sequence"] = figures()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.reset_accumulated_memory_stats()
-    told["after resets"] = figures()
+    reported["after resets"] = figures()
     sequence(100, 2, live, streams)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    told["after emptying"] = figures()
+    reported["after emptying"] = figures()
     snapshot = torch.cuda.memory._snapshot()
-    told["history"] = [without_chance(entry) for entry in snapshot["device_traces"][0]]
-    told["settings"] = {k: v for k, v in snapshot["allocator_settings"].items() if k != "PYTORCH_CUDA_ALLOC_CONF"}
-    told["segments"] = sorted(
+    reported["history"] = [without_chance(entry) for entry in snapshot["device_traces"][0]]
+    reported["settings"] = {k: v for k, v in snapshot["allocator_settings"].items() if k != "PYTORCH_CUDA_ALLOC_CONF"}
+    reported["segments"] = sorted(
         json.dumps(without_chance(segment), sort_keys=True) for segment in torch.cuda.memory_snapshot()
     )
     torch.cuda.memory._record_memory_history(None)
     torch.cuda.set_per_process_memory_fraction(0.5)
-    told["after a limit"] = figures()
-    told["complaints"] = [
+    reported["after a limit"] = figures()
+    reported["complaints"] = [
         complaint(torch.cuda.memory_stats, 99),
         complaint(torch.cuda.memory_stats, "cpu"),
         complaint(torch.cuda.memory_stats, 1.5),
@@ -114,9 +114,9 @@ def main() -> None:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         inside = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
-        told["pool"] = [pool.use_count(), len(pool.snapshot()), inside.numel()]
-    told["after a pool"] = figures()
-    print(json.dumps(told))
+        reported["pool"] = [pool.use_count(), len(pool.snapshot()), inside.numel()]
+    reported["after a pool"] = figures()
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ def test_every_kind_says_how_sure_it_is_and_unknown_is_not_sure_at_all() -> None
 
 
 def test_without_stacks_kinds_are_guesses_near_the_truth() -> None:
-    told, guessed = (explain(trained(stacks).recorded()).live_peak for stacks in (True, False))
-    assert told is not None and guessed is not None
-    truth, guess = ({each.kind: each.bytes for each in peak.kinds} for peak in (told, guessed))
+    reported, guessed = (explain(trained(stacks).recorded()).live_peak for stacks in (True, False))
+    assert reported is not None and guessed is not None
+    truth, guess = ({each.kind: each.bytes for each in peak.kinds} for peak in (reported, guessed))
     assert guess["parameters"] == truth["parameters"] and guess["optimizer"] == truth["optimizer"]
     assert all(each.sure <= 0.5 for each in guessed.kinds)
 

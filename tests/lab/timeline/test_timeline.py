@@ -74,20 +74,20 @@ def test_pieces_tile_all_addresses_that_ever_had_memory(path: Path) -> None:
 @pytest.mark.parametrize("path", sample(TRACES), ids=lambda path: path.name)
 def test_peaks_and_waste_are_those_of_explain(path: Path) -> None:
     recording, timeline = recording_in(path), timeline_in(path)
-    told = explain(recording)
+    reported = explain(recording)
     moment, most = timeline.peak_reserved
-    assert most == told.peak_reserved_bytes
-    assert timeline.reserved_at(moment) == told.peak.reserved_bytes
-    assert timeline.waste(moment) == list(astuple(told.waste))
+    assert most == reported.peak_reserved_bytes
+    assert timeline.reserved_at(moment) == reported.peak.reserved_bytes
+    assert timeline.waste(moment) == list(astuple(reported.waste))
 
 
 @pytest.mark.parametrize("path", sample(TRACES), ids=lambda path: path.name)
 def test_moments_have_the_numbers_that_explain_gives_them(path: Path) -> None:
-    timeline, told = timeline_in(path), explain(recording_in(path))
-    assert told.live_peak is not None
+    timeline, reported = timeline_in(path), explain(recording_in(path))
+    assert reported.live_peak is not None
     shown = Run(timeline, {}).overview()
-    assert shown["peak_reserved"]["entry"] == told.peak.entry
-    assert shown["peak_live"]["entry"] == told.live_peak.entry
+    assert shown["peak_reserved"]["entry"] == reported.peak.entry
+    assert shown["peak_live"]["entry"] == reported.live_peak.entry
     assert np.all(np.diff(timeline.entries) >= 0)  # otherwise they could not be on an axis
 
 
