@@ -1,5 +1,6 @@
 """Fixtures and rules for all tests."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -53,6 +54,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "function", None), "runs_threads", False):
             item.add_marker(pytest.mark.threads)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave the collected tests out of garbage collections: many tests run one, and would spend their time on these."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
