@@ -190,6 +190,23 @@ print(saver.get_cpu_backup(weights), torch.equal(weights.cpu(), numbers * 2))
     assert found == ["False", "True", "True", "True", "None True"]
 
 
+def test_a_retained_host_copy_goes_with_the_last_memory_of_its_region(program):
+    found = program("""
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // MIB
+
+saver.retain_cpu_backup = True
+with saver.region("weights", enable_cpu_backup=True):
+    weights = zeros(200)
+saver.pause(), saver.resume()
+before = resident()
+del weights
+torch.cuda.empty_cache()
+print(before - resident() > 380)  # the device is the host too
+""")  # fmt: skip
+    assert found == ["True"]
+
+
 def test_memory_of_a_capture_sleeps_with_its_tag_and_the_graph_replays_after(program):
     found = program("""
 with saver.region("static", enable_cpu_backup=True):

@@ -28,6 +28,7 @@ from allotment._core.model.model cimport (
     Request, drop_t, filter_t)
 from allotment._core.records.history cimport capture_stack, gather_t
 from allotment._core.records.spool cimport Spool, spool_pace
+from allotment._core.records.tags cimport tags_are_used
 from allotment._core.tools.arguments cimport SIZE_BITS, is_fraction
 from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment._core.tools.lock cimport lock_allow_bias
@@ -342,7 +343,14 @@ cdef int empty_cache(void* self) noexcept nogil:
         ok = ok or note(&failure)
     if took_current:
         current_leave(&current)
+    if tags_are_used() and not interpreter_ends():
+        forget_contents(<Context*> self)
     return ok
+
+
+cdef void forget_contents(Context* context) noexcept with gil:
+    """Release what the host keeps of paused memory that is gone now."""
+    (<Allocator> context.allocator).paused()
 
 
 cdef void* base_allocation(void* self, void* address, size_t* size) noexcept nogil:

@@ -259,7 +259,7 @@ cdef class Sleep(Part):
         return {self.name_of_pool(first, second) for first, second in list(self.allocator.kept)}
 
     cdef int forget_gone(self) except -1:
-        """Forget contents of pools that are gone, or have no memory left. Another one, awake, may have the id by now."""
+        """Forget contents of pools that are gone or have no memory left. Another one, awake, may have the id by now."""
         cdef EnginePool* pool
         cdef bint collects
         cdef list gone = []     # released outside of the engine

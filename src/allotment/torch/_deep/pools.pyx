@@ -13,6 +13,7 @@ from allotment._core.mechanism.pool cimport (
 from allotment._core.model.model cimport (
     FAILED_POOL_UNKNOWN, Engine, Failure, Placement, Pool, RawAllocator, drop_t)
 from allotment._core.placement.registry cimport placement_named
+from allotment._core.records.tags cimport tags_are_used
 from allotment._core.tools.interpreter cimport interpreter_ends
 from allotment.torch._deep.bound_devices cimport bound, bound_allocator, framework_gathers, upcalls
 from allotment.torch._deep.failures cimport called_from_inside, set_engine_failure, set_failure
@@ -35,7 +36,18 @@ cdef int empty_cache(int device, uint64_t first, uint64_t second) noexcept nogil
         return called_from_inside()
     ok = engine_empty_cache(engine, first, second, context, &failure)
     engine_leave(engine)
-    return 1 if ok else set_engine_failure(device, &failure)
+    if not ok:
+        return set_engine_failure(device, &failure)
+    return 1 if not tags_are_used() or interpreter_ends() else forget_contents(device)
+
+
+cdef int forget_contents(int device) noexcept with gil:
+    """Release what the host keeps of paused memory that is gone now."""
+    try:
+        bound_allocator(device).paused()
+        return 1
+    except BaseException as error:
+        return set_failure(error)
 
 
 cdef int create_or_incref_pool(
