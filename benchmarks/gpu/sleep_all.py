@@ -112,6 +112,7 @@ def loops(out: Path, seconds: float) -> int:
         else:
             row |= {
                 "equal": awake["rounds"] == asleep["rounds"], "rounds": len(asleep["rounds"]),
+                "different_rounds": len(set(map(str, asleep["rounds"]))),
                 "sleeps": asleep["sleeps"], "least_rise_MiB": asleep["least_rise"] >> 20,
             }  # fmt: skip
         rows.append(row | {"seconds": round(time.monotonic() - begin, 1)})
