@@ -50,7 +50,8 @@ class DeviceTenants:
     def on(self, device: int) -> Tenant:
         tenant = self._tenants.get(device)
         if tenant is None:
-            tenant = self._tenants.setdefault(device, current_caching(f"cuda:{device}").tenant(self.name))
+            allocator = current_caching(f"cuda:{device}")
+            tenant = self._tenants.setdefault(device, tenant_of(allocator, self.name))
         return tenant
 
     def pinned_on(self, device: int) -> PinnedAllocator:
@@ -91,6 +92,7 @@ def tenant_of(allocator: Allocator | Tenant, name: str) -> Tenant:
     device = allocator.allocator.device
     if device.family != "cuda":
         raise RequestError(f"{name} works with CUDA memory; this allocator is on {device.name}")
+    allocator.allocator._note_streams(False)  # a framework other than PyTorch destroys streams that nobody refers to
     return allocator
 
 

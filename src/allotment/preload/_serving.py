@@ -20,6 +20,7 @@ def set_up_on(library: Preloaded) -> Callable[[int], bool]:
     def set_up(device: int) -> bool:
         try:
             allocator = current_caching(f"cuda:{device}")
+            allocator._note_streams(False)
             tables = [entry_points_address(allocator.tenant(name)) for name in TENANTS]
             library.serve(device, tables, cast("CudaDevice", allocator.device).create_stream())
         except BaseException as error:  # the program continues without Allotment

@@ -285,6 +285,7 @@ def _tenant_on(index: int) -> Tenant:
     if config.pytorch_caching_disabled():
         allocator.pools.caching = False
     process_state.apply_to(allocator)
+    allocator._note_streams(True)  # PyTorch destroys none of its streams
     return allocator.tenant(TENANT)
 
 

@@ -156,6 +156,53 @@ print("ended")
     assert done.stdout == "ended\n", done.stderr
 
 
+STREAMS_OF_OTHERS = f"""
+import ctypes, allotment
+cuda = ctypes.CDLL({NAME!r})
+allocator = allotment.Allocator("cuda:0", settings="placement:dense")
+context, streams = ctypes.c_void_p(), [ctypes.c_void_p() for _ in range(8)]
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxPushCurrent_v2(context)
+for stream in streams:
+    cuda.cuStreamCreate(ctypes.byref(stream), 1)
+def used_by(streams):
+    for stream in streams:
+        blocks = [allocator.malloc(size, stream.value) for size in (600, 5 << 20, 30 << 20)]
+        for block in blocks:
+            allocator.free(block)
+"""
+
+
+def test_no_request_names_a_stream_that_its_maker_has_destroyed(forgetful_driver):
+    body = f"""{STREAMS_OF_OTHERS}
+used_by(streams[:6])
+for stream in streams[:6]:
+    cuda.cuStreamDestroy_v2(stream)
+with allocator.pool():
+    used_by(streams[6:])
+used_by(streams[6:])
+reserved = allocator.stats()["reserved_bytes.all.current"]
+allocator.limit = reserved                          # so that the next request needs what destroyed streams left
+block = allocator.malloc(reserved - (60 << 20), streams[7].value)
+allocator.inspection.check_invariants()
+print(allocator.stats()["dense.waits"])
+"""
+    done = run(forgetful_driver, "-c", body)
+    assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize(("promises", "shares"), [([], False), ([True], True), ([True, False], False)])
+def test_streams_share_memory_where_everybody_says_that_they_last(driver, promises, shares):
+    body = f"""{STREAMS_OF_OTHERS}
+for last in {promises}:
+    allocator._note_streams(last)
+used_by(streams)
+print(allocator.stats()["dense.waits"] > 0)
+"""
+    done = run(driver, "-c", body)
+    assert done.stdout == f"{shares}\n", done.stderr
+
+
 @pytest.mark.parametrize("without", ["", "registering"])
 def test_contents_come_back_whichever_way_the_driver_pins_memory(driver, without):
     body = """

@@ -39,7 +39,7 @@ from allotment._core.model.model cimport (
 from allotment._core.model.rules cimport Rules, fill_rules
 from allotment._core.model.sizes cimport Tuning
 from allotment._core.model.tuning cimport fill_tuning
-from allotment._core.placement.dense.dense cimport dense_figures
+from allotment._core.placement.dense.dense cimport dense_figures, dense_note_streams
 from allotment._core.placement.registry cimport placement_check, placement_named
 from allotment._core.records.history cimport capture_stack, intern_frames
 from allotment._core.records.spool cimport spool_pace
@@ -774,6 +774,17 @@ cdef class Allocator(AllocatorBase):
         finally:
             self.leave_making_objects(collects)
         return nested if dense is None else {**nested, "dense": dense}
+
+    def _note_streams(self, last: bool) -> None:
+        """Say whether the streams that a caller of `malloc` names live as long as this allocator.
+
+        Dense placement shares memory between streams only if all callers say so, where the device does not notice the
+        use of a destroyed stream.
+        """
+        cdef bint they_last = last
+        self.enter()
+        dense_note_streams(self.engine, they_last)
+        engine_leave(self.engine)
 
     def reset_peak_stats(self) -> None:
         """Reset the peaks to the current values. Safe to call from several threads."""

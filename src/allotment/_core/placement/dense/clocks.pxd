@@ -20,6 +20,10 @@ stream that was active since the last one, so a free pays for at most one such e
 asking for the progress of all streams (`see_past`, `ask_streams`, `note_all_past`) is O(n). That happens when memory is
 released, when it is short, and when a chunk has too many views.
 
+The code that created a stream may destroy it while the arena keeps memory that it freed, and some devices do not notice
+the use of a destroyed stream (IS_UNCHECKED). There no event is recorded on such a stream later (`may_use_later`): its
+memory serves other streams only after a synchronization of the device, unless the code promised that its streams last.
+
 A wait is always for work that was submitted before, so the graph of waits follows the order of submission and cannot
 deadlock. Inside a capture the code records, queries and awaits no event; it also records none on a stream that is in a
 capture.
@@ -34,6 +38,7 @@ cdef void clock_note_slowly(Clock* clock, StreamRecord* stream, uint64_t moment)
 cdef void clock_join_slowly(Clock* clock, const Clock* other) noexcept nogil
 cdef bint clock_covers_slowly(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil
 cdef bint clock_is_over(const Engine* engine, const Clock* clock) noexcept nogil
+cdef bint may_use_later(const Engine* engine, const StreamRecord* stream) noexcept nogil
 cdef bint waited_reserve(StreamRecord* stream) noexcept nogil
 cdef bint order_after_clock(Arena* arena, StreamRecord* stream, const Clock* clock, Failure* failure) noexcept nogil
 cdef bint wait_for_pending(Engine* engine, StreamRecord* stream, const StreamRecord* user,

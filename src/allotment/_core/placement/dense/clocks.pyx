@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc
 
-from allotment._core.contract.table cimport NOT_READY, OK, DeviceTable, status_t
+from allotment._core.contract.table cimport IS_UNCHECKED, NOT_READY, OK, DeviceTable, status_t
 from allotment._core.contract.types cimport capture_t, event_t
 from allotment._core.mechanism.capturing cimport capture_of
 from allotment._core.mechanism.failure cimport device_failed, host_memory_failed
@@ -96,6 +96,16 @@ cdef void note_wait(StreamRecord* stream, const StreamRecord* other, uint64_t mo
         stream.waited_latest = max(stream.waited_latest, moment)
 
 
+cdef bint may_use_later(const Engine* engine, const StreamRecord* stream) noexcept nogil:
+    """Whether the handle of a stream may be used after the call that it was given to.
+
+    False if the code that created the stream may have destroyed it since, and the device does not notice that.
+    """
+    cdef const Arena* arena = <const Arena*> engine.defaults.large.arena
+    return (stream.handle == 0 or not engine.table.capabilities & IS_UNCHECKED
+            or arena != NULL and arena.streams_last and not arena.streams_end)
+
+
 cdef bint may_record_on(Engine* engine, const StreamRecord* stream, Failure* failure) noexcept nogil:
     """Whether an event recorded on a stream tells about running work; in a capture it would be part of the graph."""
     cdef capture_t capture = 0
@@ -109,6 +119,8 @@ cdef bint order_after(Engine* engine, StreamRecord* stream, const StreamRecord* 
     cdef DeviceTable* table = engine.table
     cdef event_t event
     cdef status_t status
+    if not may_use_later(engine, other):
+        return device_failed(failure, NOT_READY, b"event_record")
     if not (may_record_on(engine, other, failure) and event_take(engine, &event, failure)):
         return False
     status = table.event_record(table.self, event, other.handle)
@@ -254,7 +266,7 @@ cdef void ask_stream(Arena* arena, StreamRecord* stream, uint64_t moment) noexce
 cdef void ask_streams(Arena* arena, uint64_t moment) noexcept nogil:
     """Ask the streams not seen finished with what they had submitted at a moment, by a new or an earlier event.
 
-    If the device refuses, the progress stays unknown. pre: not inside a capture
+    If the device refuses, or a stream may be destroyed, the progress stays unknown. pre: not inside a capture
     """
     cdef StreamRecord* stream = arena.engine.known_streams
     if not make_room_for(<void**> &arena.probes, &arena.probe_room, arena.engine.stream_count, sizeof(Probe)):
@@ -263,7 +275,7 @@ cdef void ask_streams(Arena* arena, uint64_t moment) noexcept nogil:
         arena.probes[arena.probe_count].moment = 0
         arena.probe_count += 1
     while stream != NULL:
-        if not is_past(arena.engine, stream, moment):
+        if not is_past(arena.engine, stream, moment) and may_use_later(arena.engine, stream):
             ask_stream(arena, stream, moment)
         stream = stream.next_known
 

@@ -27,5 +27,6 @@ before.
 from allotment._core.model.model cimport Engine, Placement
 
 cdef const Placement* dense_placement() noexcept nogil
+cdef void dense_note_streams(Engine* engine, bint last) noexcept nogil     # see `streams_last` and `streams_end`
 cdef dict dense_figures(Engine* engine)     # of the default pool; None if it has another placement
 cdef list dense_views(Engine* engine)       # where each of its chunks is mapped; None likewise

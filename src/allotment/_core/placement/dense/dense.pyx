@@ -23,8 +23,8 @@ from allotment._core.placement.dense.arena cimport (
     arena_adopt, arena_clear, arena_grant, arena_make, arena_retire, arena_trim, free_ends)
 from allotment._core.placement.dense.arena_check cimport check_arena
 from allotment._core.placement.dense.clocks cimport (
-    clock_clear, clock_covers, clock_note, is_past, note_all_past, order_after_clock, see_past, wait_for_pending,
-    waited_reserve)
+    clock_clear, clock_covers, clock_note, is_past, may_use_later, note_all_past, order_after_clock, see_past,
+    wait_for_pending, waited_reserve)
 from allotment._core.placement.dense.growth cimport grow, grow_plainly, held, in_use, left_to_get, may_wait
 from allotment._core.placement.dense.moves cimport report_moves
 from allotment._core.placement.dense.structures cimport (
@@ -132,8 +132,8 @@ cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
     """Wait for every stream that may still use what it freed; everything freed so far is then finished. Has an unlocked
     section.
 
-    Does nothing inside a capture, where waiting is forbidden, and skips streams in one, whose work is then not
-    finished.
+    Does nothing inside a capture, where waiting is forbidden. If it cannot wait for the whole device, it skips streams
+    in a capture, and streams that may be destroyed: their work is then not known to be finished.
     """
     cdef uint64_t moment = engine.moment        # frees during the unlocked section are not waited for
     cdef StreamRecord* stream
@@ -150,7 +150,7 @@ cdef bint synchronize(Engine* engine, Failure* failure) noexcept nogil:
         return True
     stream = engine.known_streams
     while stream != NULL:
-        if not is_past(engine, stream, moment):
+        if not is_past(engine, stream, moment) and may_use_later(engine, stream):
             stream.users += 1
             ok = wait_unless_captured(engine, stream.handle, &capture, failure)
             stream.users -= 1
@@ -660,6 +660,16 @@ cdef Placement table = Placement(
 
 cdef const Placement* dense_placement() noexcept nogil:
     return &table
+
+
+cdef void dense_note_streams(Engine* engine, bint last) noexcept nogil:
+    cdef Arena* arena
+    if engine.defaults.placement == &table:
+        arena = <Arena*> engine.defaults.large.arena
+        if last:
+            arena.streams_last = True
+        else:
+            arena.streams_end = True
 
 
 cdef dict dense_figures(Engine* engine):

@@ -171,6 +171,8 @@ cdef struct Arena:
     uint64_t requests
     Probe* probes               # by the index of a stream
     size_t probe_count, probe_room
+    bint streams_last           # other code promised not to destroy the streams whose handles it gives
+    bint streams_end            # other code may destroy such streams; outweighs that promise
     bint witnessed              # chunks record when their bytes were freed
 
 
