@@ -56,6 +56,18 @@ def test_every_compiled_module_declares_that_it_needs_no_interpreter_lock():
     assert '"freethreading_compatible": True' in setup
 
 
+@without_the_lock
+def test_a_compiled_module_of_the_tests_leaves_it_off_too(tmp_path):
+    program = f"""
+        import sys
+        from pathlib import Path
+        from helpers.extension import build
+        build("first_fit", Path({str(tmp_path)!r}))
+        print(sys._is_gil_enabled())
+    """
+    assert output_of(program).splitlines()[-1] == "False"
+
+
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="Python cannot start one from Python")
 @pytest.mark.parametrize("kind", ["isolated", "legacy"])
 @pytest.mark.parametrize("first", ["import allotment", "pass"])

@@ -28,6 +28,7 @@ DIRECTIVES = {  # as in setup.py
     "wraparound": False,
     "cdivision": True,
     "initializedcheck": False,
+    "freethreading_compatible": True,  # otherwise its import switches on the interpreter lock, for all later tests
 }
 # Not optimized: these modules are compiled in every session, and run for a moment.
 FLAGS = [] if sys.platform == "win32" else ["-O0", "-g0", "-Wno-unused-function", "-Wno-sign-compare"]
