@@ -102,6 +102,7 @@ def test_any_pickle_refuses_a_buffer_unless_it_was_asked_to_share(allocator):
 def test_a_pickle_made_by_another_thread_shares_only_if_all_threads_do(allocator):
     buffer = allocator.empty(3000)
     with ThreadPoolExecutor(1) as other:
+        other.submit(int).result()  # starts the thread: a free-threaded Python hands the context on to it
         with allotment.multiprocessing.sharing(), pytest.raises(TypeError):
             other.submit(pickle.dumps, buffer).result()
         with allotment.multiprocessing.sharing(all_threads=True):
