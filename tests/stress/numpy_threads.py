@@ -21,12 +21,14 @@ import allotment.numpy
 SIZES = [100, 10_000, 140_000, 300_000, 1_500_000, 5_000_000]  # of float64: from system to allocator
 
 
-def work(seed: int, until: float, shared: allotment.Allocator, handed_on: queue.SimpleQueue, faults: list) -> None:
+def work(
+    seed: int, over: threading.Event, shared: allotment.Allocator, handed_on: queue.SimpleQueue, faults: list
+) -> None:
     draw = random.Random(seed)
     held: list[tuple[np.ndarray, float]] = []
     rounds = 0
     try:
-        while time.monotonic() < until:
+        while not over.is_set():
             if draw.random() < 0.5:
                 with allotment.numpy.caching(shared, threshold="64KiB", idle_seconds=None):
                     step(draw, held, handed_on)
@@ -74,6 +76,10 @@ def step(draw: random.Random, held: list, handed_on: queue.SimpleQueue) -> None:
         assert (array == value).all()
 
 
+def allocations(*allocators: allotment.Allocator) -> list[int]:
+    return [one.stats()["allocation.all.allocated"] for one in allocators]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -83,19 +89,24 @@ def main() -> int:
     handed_on: queue.SimpleQueue = queue.SimpleQueue()
     faults: list = []
     until = time.monotonic() + chosen.seconds
+    over = threading.Event()
     threads = [
-        threading.Thread(target=work, args=(seed, until, shared, handed_on, faults)) for seed in range(chosen.threads)
+        threading.Thread(target=work, args=(seed, over, shared, handed_on, faults)) for seed in range(chosen.threads)
     ]
     for thread in threads:
         thread.start()
     changes = 0
-    while any(thread.is_alive() for thread in threads):
+    # However busy the machine is, both serve arrays. A thread that has failed ends before.
+    while time.monotonic() < until or not all(allocations(shared, installed)):
+        if not all(thread.is_alive() for thread in threads):
+            break
         allotment.numpy.install(installed, threshold="64KiB", idle_seconds=None)
         threads[0].join(0.002)
         allotment.numpy.uninstall()
         installed.trim_to(0)
         threads[0].join(0.002)
         changes += 1
+    over.set()
     for thread in threads:
         thread.join()
     while not handed_on.empty():
@@ -103,7 +114,7 @@ def main() -> int:
     errors = [fault for fault in faults if isinstance(fault, BaseException)]
     rounds = sum(fault for fault in faults if not isinstance(fault, BaseException))
     left = sum(one.stats()["allocated_bytes.all.current"] for one in (shared, installed))
-    served = [one.stats()["allocation.all.allocated"] for one in (shared, installed)]
+    served = allocations(shared, installed)
     for one in (shared, installed):
         one.inspection.check_invariants()
         one.empty_cache()
