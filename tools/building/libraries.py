@@ -194,7 +194,7 @@ class BuildLibraries(build_ext):
     def newest_header(self) -> float:
         """The time of the last change to a header. All C is compiled again then: headers seldom change."""
         of_plain = {path.parent for library in self.plain for path in library.sources}
-        headers = (path for path in self.source.rglob("*.h*") if path.parent not in of_plain)
+        headers = (path for path in self.source.rglob("*.h*") if path.suffix != ".html" and path.parent not in of_plain)
         return max((path.stat().st_mtime for path in headers), default=0.0)
 
 
