@@ -598,9 +598,9 @@ class Arena:
         if self.is_pressed():
             return max(4 * MIB, up(self.memory.obtainable // 512))
         grain = self.options.grain
-        if self.loading and self.memory.reserved < self.memory.obtainable // 8:
-            grain = min(grain, LOADING_GRAIN)
         most = max(768 * MIB // grain, max(self.memory.reserved, self.memory.active + left) // grain, 2 * new // grain)
+        if self.loading and self.memory.reserved < self.memory.obtainable // 8:
+            most = max(most, self.memory.reserved // LOADING_GRAIN)
         return min(CHUNK_MOST, up(most))
 
     def create(self, region: Region, new: int, gap: Tile | None = None) -> None:

@@ -73,9 +73,9 @@ cdef bytes_t chunk_size(const Arena* arena, bytes_t reserved, bytes_t left, byte
     if is_pressed(reserved, left):
         most = max(<bytes_t> 4 * MEBIBYTE, whole_granules((reserved + left) // 512))
     else:
-        if arena.loading and reserved < (reserved + left) // 8:
-            grain = min(grain, <uint64_t> LOADING_GRAIN)
         most = max(<bytes_t> 768 * MEBIBYTE, reserved, in_use(arena.engine) + rest, 2 * new) // grain
+        if arena.loading and reserved < (reserved + left) // 8:
+            most = max(most, reserved // LOADING_GRAIN)
         most = min(<bytes_t> CHUNK_MOST, whole_granules(most))
     size = min(rest, most)
     if 0 < rest - size < size // 4:
