@@ -21,6 +21,7 @@ except ImportError:
     print("allotment: the commands need Typer and Rich: pip install 'allotment[cli]'", file=sys.stderr)
     raise SystemExit(3) from None
 
+from allotment._texts import printable
 from allotment.errors import AllotmentError, DeviceError, FormatError, InvariantError, RequestError, UnsupportedError
 
 COMMANDS = ("bench", "calibrate", "conformance", "demo", "diff", "explain", "replay", "stats", "top", "tune", "view")
@@ -56,10 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except InvariantError:
         raise  # a bug in Allotment: show the traceback
     except AllotmentError as error:
-        print(f"allotment: {error}", file=sys.stderr)
+        print(f"allotment: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(ExitCode.of_error(error)) from None
     except OSError as error:
-        print(f"allotment: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        place = printable(str(error.filename or "input or output"))
+        print(f"allotment: {place}: {error.strerror or error}", file=sys.stderr)
         raise SystemExit(ExitCode.BAD_INPUT) from None
     except MemoryError as error:
         print(f"allotment: {error or 'the host has no memory for this'}", file=sys.stderr)

@@ -116,11 +116,11 @@ def _report(found: Comparison) -> dict[str, Any]:
 
 
 def _named(letter: str, file: str, settings: str | None, at: AtPeak) -> str:
-    from allotment._texts import exact_size
+    from allotment._texts import exact_size, printable
 
     under = "as recorded" if settings is None else f"under {settings or 'defaults'}"
     device = f", {device_named(at.device, at.devices)}" if len(at.devices) > 1 else ""
-    return f"{letter}: {file}{device}, {under}: {exact_size(at.peak_reserved_bytes)} reserved at most"
+    return f"{letter}: {printable(file)}{device}, {under}: {exact_size(at.peak_reserved_bytes)} reserved at most"
 
 
 def _print(console: Console, found: Comparison, *titles: str) -> None:

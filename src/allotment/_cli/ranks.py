@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from allotment._texts import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,7 +19,7 @@ def print_errors(done: Sequence[Done[Any]]) -> bool:
     """Report the files that could not be read; return whether there are any."""
     failed = [each for each in done if each.error is not None]
     for each in failed:
-        print(f"allotment: {each.error}", file=sys.stderr)
+        print(f"allotment: {printable(str(each.error))}", file=sys.stderr)
     return bool(failed)
 
 

@@ -14,6 +14,7 @@ from allotment._cli.options import ClusterOption, DeviceOption, JsonOption, Snap
 from allotment._cli.progress import progress_line
 from allotment._cli.ranks import print_errors
 from allotment._cli.tables import print_table, ratio_shown
+from allotment._texts import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,11 +71,11 @@ def _print(console: Console, rows: list[Figures], deciding: Figures) -> None:
         for row in rows
     ]
     headings = ("events", "requested", "active", "reserved", "reserved/active", "OOMs")
-    print_table(console, ["file"], headings, shown, title=f"in {folder}" if folder else "")
+    print_table(console, ["file"], headings, shown, title=f"in {printable(folder)}" if folder else "")
     _print_kinds(console, rows, folder)
     if len(rows) > 1:
         most = exact_size(deciding.peak_reserved_bytes)
-        console.print(escape(f"{deciding.file} decides: {most} reserved at most."), soft_wrap=True)
+        console.print(escape(f"{printable(deciding.file)} decides: {most} reserved at most."), soft_wrap=True)
 
 
 def _print_kinds(console: Console, rows: list[Figures], folder: str) -> None:
@@ -95,7 +96,7 @@ def _print_kinds(console: Console, rows: list[Figures], folder: str) -> None:
 
 
 def _name(row: Figures, folder: str) -> str:
-    return (os.path.relpath(row.file, folder) if folder else row.file) + _device_shown(row)
+    return printable(os.path.relpath(row.file, folder) if folder else row.file) + _device_shown(row)
 
 
 def _common_folder(rows: list[Figures]) -> str:

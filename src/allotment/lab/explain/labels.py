@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allotment._core.edge.words import Action
+from allotment._texts import printable
 from allotment.lab.replay.run import Recording
 
 __all__ = ["Labels", "labels_of", "scope_starts"]
@@ -51,7 +52,7 @@ def labels_of(recording: Recording) -> list[Labels]:
     for source, tell in sources.items():
         number, names = tell(recording)
         if np.any(number >= 0):
-            found.append(Labels(source, list(names), number))
+            found.append(Labels(source, [printable(name) for name in names], number))
     return found
 
 
