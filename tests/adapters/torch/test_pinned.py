@@ -283,3 +283,22 @@ def test_a_setting_without_a_meaning_is_ours_and_refused_or_pytorchs_and_not_use
     printed = run("-c", REFUSED, **{variable: "pinned_use_background_threads:True"}).splitlines()
     assert words in printed[0]
     assert printed[-1] == mode
+
+
+@pytest.mark.parametrize("kind", ["torch", "tight"])
+def test_a_snapshot_shows_a_freed_block_that_a_graph_copies_from_as_freed(pinned, kind):
+    printed = pinned("""
+if not hasattr(torch.cuda.memory, "_annotate_tensor"):  # snapshots have pinned memory from PyTorch 2.14 on
+    print("active_pending_free")
+    sys.exit()
+torch.cuda.memory._record_memory_history(record_pinned_host_memory=True)
+with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+    target = torch.empty(8, device="cuda")
+    used = torch.ones(8).pin_memory()
+    target.copy_(used, non_blocking=True)
+    place = used.data_ptr()
+    del used
+segments = torch.cuda.memory._snapshot()["host_segments"]
+print(*[block["state"] for segment in segments for block in segment["blocks"] if block["address"] == place])
+""", kind)  # fmt: skip
+    assert printed.split() == ["active_pending_free"]

@@ -46,8 +46,10 @@ cdef extern from *:
 cdef extern from "Python.h" nogil:
     int snprintf(char* text, size_t capacity, const char* form, ...)
 
-cdef void* USED = <void*> <size_t> 2
+# Of a block that was allocated inside a capture.
 cdef void* NOT_USED = <void*> <size_t> 1
+cdef void* USED = <void*> <size_t> 2
+cdef void* FREED = <void*> <size_t> 3    # and used by a stream, so it is never handed out again
 
 
 # --- the text of a failure ---
@@ -211,25 +213,41 @@ cdef uint64_t allocate_tight(void* self, size_t size) noexcept nogil:
 
 cdef int release_tight(void* self, uint64_t address) noexcept nogil:
     cdef Context* context = <Context*> self
-    cdef bint is_used = False
+    cdef void* state = NULL
     if context.captured.count != 0:
         enter(context)
-        is_used = map_pop(&context.captured, address) == USED
+        state = map_get(&context.captured, address)
+        if state == USED:
+            map_put(&context.captured, address, FREED)
+        elif state == NOT_USED:
+            map_pop(&context.captured, address)
         lock_give(&context.lock)
-    if is_used:
+    if state == USED:
         return 1
+    if state == FREED:
+        return set_failure(ALLOTMENT_PINNED_NOT_OURS, b"no block of pinned memory in use starts at the address")
     return context.tight.free(context.tight.context, <void*> address, 0, 0, NULL) or say_failure_of_engine(context)
 
 
+cdef bint is_freed(Context* context, uint64_t address) noexcept nogil:
+    """Whether a block that the engine has in use is only kept from being handed out again."""
+    cdef bint found = False
+    if context.captured.count != 0:
+        enter(context)
+        found = map_get(&context.captured, address) == FREED
+        lock_give(&context.lock)
+    return found
+
+
 cdef int is_lent_tight(void* self, uint64_t address) noexcept nogil:
-    return block_size((<Context*> self).tight, <void*> address) != 0
+    return block_size((<Context*> self).tight, <void*> address) != 0 and not is_freed(<Context*> self, address)
 
 
 cdef int record_stream_tight(void* self, uint64_t address, uint64_t stream) noexcept nogil:
     cdef Context* context = <Context*> self
     if context.captured.count != 0:
         enter(context)
-        if map_get(&context.captured, address) != NULL:
+        if map_get(&context.captured, address) == NOT_USED:
             map_put(&context.captured, address, USED)
         lock_give(&context.lock)
     return (context.tight.record_stream(context.tight.context, <void*> address, <void*> stream)
@@ -276,7 +294,7 @@ cdef int visit_tight(void* self, pinned_visit_t visit, void* visiting) noexcept 
         for segment in tight.history.snapshot()["segments"]:
             first, second = segment["segment_pool_id"]
             for block in segment["blocks"]:
-                allocated = block["state"] == "active_allocated"
+                allocated = block["state"] == "active_allocated" and not is_freed(<Context*> self, block["address"])
                 visit(visiting, block["address"], block["size"], allocated, block["state"] != "inactive", first, second)
         return 1
     except BaseException as error:
