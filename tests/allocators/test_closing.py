@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import allotment
 from allotment.errors import AddressError, RequestError
+from helpers.child import output_of
 
 KINDS = {
     "caching": lambda: allotment.Allocator("sim:1GiB"),
@@ -206,6 +208,24 @@ def test_an_allocator_that_c_code_may_call_cannot_be_closed():
     with pytest.raises(RequestError, match="C code has its entry points"):
         allocator.close()
     allocator.free(allocator.malloc(512))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("moment", ["before", "after_in_parent", "after_in_child"])
+def test_an_allocator_whose_last_reference_goes_while_a_fork_holds_its_lock_stops_nobody(moment):
+    program = f"""
+        import os
+        kept = []
+        os.register_at_fork({moment}=kept.clear)  # registered first, so it runs while the package's hooks hold the lock
+        import allotment
+        kept.append(allotment.Allocator("host"))
+        kept[0].free(kept[0].malloc(1000))
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        print(os.waitpid(child, 0)[1])
+    """
+    assert output_of(program, seconds=120) == "0\n"
 
 
 def test_the_shared_allocator_of_a_device_is_made_anew_when_it_was_closed():

@@ -138,9 +138,12 @@ cdef void discard(Engine* engine) noexcept nogil:
 cdef bint engine_destroy(Engine* engine) noexcept nogil:
     """Return everything to the device and free the engine.
 
-    Returns False and keeps the engine if memory is still in use, whose addresses must stay valid.
+    Returns False and keeps the engine if memory is still in use, whose addresses must stay valid, or if this thread is
+    inside: then a fork holds the lock, and the last reference went in between.
     """
     cdef bint empty
+    if lock_is_mine(&engine.lock):
+        return False
     engine_enter(engine)
     empty = engine_retire(engine)
     engine_leave(engine)

@@ -152,7 +152,7 @@ cdef class Allocator(AllocatorBase):
     def __del__(self):
         # A finalizer, because a deallocator must not call a device that is written in Python.
         cdef bytes_t live
-        if self.engine != NULL and self.pointer_holders == 0:
+        if self.engine != NULL and self.pointer_holders == 0 and not engine_is_inside(self.engine):
             self.drain()
             live = self.live_bytes()
             self.shut()
