@@ -1,13 +1,14 @@
 """What malloc and free cost and how threads scale, in this tree and an earlier one, on a machine with many cores.
 
-    python benchmarks/many_cores.py --pack build/kit [--before fd7c9b6] [--python PREFIX --built TREE]
-    python benchmarks/many_cores.py --out FOLDER [--kit build/kit] [--seconds 230]
+    python benchmarks/many_cores.py --pack [--before fd7c9b6] [--python PREFIX --built TREE]
+    python benchmarks/many_cores.py --out FOLDER [--seconds 230]
 
-The first command makes the kit for a machine that has no network: the sources of the earlier tree, and, if given, a
-free-threaded Python (the folder it is installed in) with the compiled package of a tree that it built. The second
-builds both trees where that is due, and measures, part after part: `allotment bench` five times in turns, `hot_path.py`
-in turns, `threads.py` for this tree, for the earlier one, and without the interpreter lock. FOLDER has a file for each
-part, and FOLDER/summary.md says how each ended; a part for which the time is too short is left out.
+The first command makes the kit, build/kit.tar.gz, for a machine that has no network: the sources of the earlier tree,
+and, if given, a free-threaded Python (the folder it is installed in) with the compiled package of a tree that it built,
+and with NumPy of that tree's `.venv`. The second builds both trees, and measures, part after part: `hot_path.py` in
+turns, `threads.py` for this tree and without the interpreter lock, `allotment bench` five times in turns, `threads.py`
+for the earlier tree. FOLDER has a file for each part, and FOLDER/summary.md says how each ended; a part for which the
+time is too short is left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,22 +42,28 @@ print(json.dumps({figure.name: figure.value for figure in run(rounds=3, pairs=50
 # --- the kit -------------------------------------------------------------------------------------------------
 
 
-def pack(kit: Path, revision: str, python: Path | None, built: Path | None) -> None:
+def pack(file: Path, revision: str, python: Path | None, built: Path | None) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        fill(Path(folder), revision, python, built)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["tar", "-czf", file, "-C", folder, "."], check=True)
+
+
+def fill(kit: Path, revision: str, python: Path | None, built: Path | None) -> None:
     before = kit / "before"
-    shutil.rmtree(kit, ignore_errors=True)
-    before.mkdir(parents=True)
+    before.mkdir()
     names = ["src", "setup.py", "pyproject.toml", "tools", "README.md"]
     archive = subprocess.run(["git", "archive", revision, *names], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     subprocess.run(["tar", "-x"], cwd=before, check=True, input=archive.stdout)
     for name in LOOPS:
         shutil.copy(ROOT / name, before / name)
     if python is not None and built is not None:
-        pack_python(kit / "python", python)
+        pack_python(kit / "python", python, built / ".venv")
         shutil.copytree(built / "src", kit / "free-threaded", ignore=shutil.ignore_patterns("*.c", "*.cpp", "*.pyc"))
         strip(kit / "free-threaded")
 
 
-def pack_python(place: Path, prefix: Path) -> None:
+def pack_python(place: Path, prefix: Path, environment: Path) -> None:
     program = min((prefix / "bin").glob("python3.*t"), key=lambda path: len(path.name))
     (place / "bin").mkdir(parents=True)
     shutil.copy(program, place / "bin" / "python")
@@ -65,11 +73,15 @@ def pack_python(place: Path, prefix: Path) -> None:
         place / "lib" / program.name,
         ignore=shutil.ignore_patterns(*NOT_NEEDED, "config-*", "__pycache__", "*.a", "_test*.so", "xx*.so"),
     )
+    packages = Path("lib") / program.name / "site-packages"
+    for name in ("numpy", "numpy.libs"):
+        tests = shutil.ignore_patterns("tests", "__pycache__", "*.a")
+        shutil.copytree(environment / packages / name, place / packages / name, ignore=tests)
     strip(place)
 
 
 def strip(place: Path) -> None:
-    binary = [*place.rglob("*.so"), *place.glob("bin/python")]
+    binary = [*place.rglob("*.so"), *place.glob("bin/python")]  # not numpy.libs, whose names have versions
     subprocess.run(["strip", "--strip-unneeded", *map(str, binary)], check=True)
 
 
@@ -175,21 +187,25 @@ def measure(out: Path, kit: Path, seconds: float) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pack", type=Path, metavar="KIT")
+    parser.add_argument("--pack", action="store_true", help="make the kit")
     parser.add_argument("--before", default="fd7c9b6", metavar="REVISION")
     parser.add_argument("--python", type=Path, metavar="PREFIX", help="where a free-threaded Python is installed")
     parser.add_argument("--built", type=Path, metavar="TREE", help="a copy of this tree that it has built")
-    parser.add_argument("--kit", type=Path, default=ROOT / "build" / "kit")
+    parser.add_argument("--kit", type=Path, default=ROOT / "build" / "kit.tar.gz")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=230)
     options = parser.parse_args()
-    if options.pack is not None:
-        pack(options.pack.resolve(), options.before, options.python, options.built)
+    if options.pack:
+        pack(options.kit, options.before, options.python, options.built)
         return 0
     if options.out is None:
         parser.error("--out or --pack is needed")
-    options.out.mkdir(parents=True, exist_ok=True)
-    return 0 if measure(options.out.resolve(), options.kit.resolve(), options.seconds) else 1
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.kit.exists():
+            subprocess.run(["tar", "-xzf", options.kit, "-C", folder], check=True)
+        return 0 if measure(out, Path(folder), options.seconds) else 1
 
 
 if __name__ == "__main__":
