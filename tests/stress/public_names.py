@@ -73,12 +73,22 @@ DEVICES = ["host", "sim:64MiB", "sim:1GiB", "sim:1GiB#3", "cuda:0", "sim:0", "cp
 PARTS = [type(getattr(allotment.Allocator("sim:1GiB"), name)) for name in
          ("history", "pools", "limits", "sleep", "sharing", "inspection")]  # fmt: skip
 WAITS = {"synchronize", "join", "device_synchronize", "event_synchronize", "stream_synchronize", "wait"}
-TRUSTED = {
-    *("free", "record_free", "set_fill"),  # of allotment.cpu: straight to the C library
-    *("from_library", "entry_points", "entry_points_address"),
-    *("__class__", "__init_subclass__", "__subclasshook__", "__new__", "__reduce__", "__reduce_ex__", "__getstate__"),
-    *("__setattr__", "__delattr__", "__getattribute__", "__dir__", "__doc__", "__init__", "__del__", "__dealloc__"),
-}
+TRUSTED = frozenset(
+    {
+        *("free", "record_free", "set_fill"),  # of allotment.cpu: straight to the C library
+        *("from_library", "entry_points", "entry_points_address"),
+        *(
+            "__class__",
+            "__init_subclass__",
+            "__subclasshook__",
+            "__new__",
+            "__reduce__",
+            "__reduce_ex__",
+            "__getstate__",
+        ),
+        *("__setattr__", "__delattr__", "__getattribute__", "__dir__", "__doc__", "__init__", "__del__", "__dealloc__"),
+    }
+)
 
 
 class Odd:
@@ -535,8 +545,8 @@ def noted(error: BaseException | None) -> None:
 def fork_and_use(case: Case) -> None:
     """A child that uses what it has inherited.
 
-    Without an interpreter lock, Python leaves the lock of a list held in the child if another thread was just given it.
-    So the child has a list of its own.
+    Without an interpreter lock, Python leaves the lock of a list or a set held in the child if another thread was just
+    given it. So the child has a list of its own, and what never changes is a frozenset, which has no lock.
     """
     things = list(case.things)
     child = os.fork()
