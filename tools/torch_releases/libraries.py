@@ -64,7 +64,8 @@ def compile_for(release: str, module: Any, program: Any, compiled: Path) -> Path
             library = f"{folder}/lib{name}.so"
             empty = ["-shared", "-nostdlib", "-x", "c", "/dev/null", f"-Wl,-soname,lib{name}.so", "-o", library]
             subprocess.run(["cc", *empty], check=True)
-        linked = [f"-L{folder}", "-Wl,--no-as-needed", *(f"-l{name}" for name in LINKED), "-Wl,--strip-all"]
+        # The symbol table stays: without it, C++ stacks of a history show wrong names for the functions in here.
+        linked = [f"-L{folder}", "-Wl,--no-as-needed", *(f"-l{name}" for name in LINKED), "-Wl,--strip-debug"]
         made = f"{folder}/{path.name}"
         subprocess.run([*module.command_for(torch, program), *linked, "-o", made], check=True)
         compiled.mkdir(exist_ok=True)
