@@ -848,3 +848,38 @@ def test_an_address_that_a_block_in_use_has_is_refused():
     alloc.free(address)
     assert alloc.malloc(KIB) == address
     alloc.inspection.check_invariants()
+
+
+class ClosesMeanwhile(OrderedRelay):
+    """Its allocator is closed while it is in the call `during`."""
+
+    during = ""
+
+    def _relay(self, method, *arguments):
+        result = super()._relay(method, *arguments)
+        if method == self.during:
+            self.during = ""
+            self.allocator.close()
+            assert self.allocator.closed
+        return result
+
+
+@pytest.mark.parametrize("during", ["ordered_allocate", "event_record", "ordered_free"])
+def test_an_allocator_that_is_closed_during_a_call_frees_everything_when_the_call_ends(device, during):
+    relay = ClosesMeanwhile(device)
+    alloc = relay.allocator = make_allocator(relay, settings=SETTINGS)
+    kept = alloc.malloc(MIB, MAIN)
+    block = alloc.malloc(3 * MIB, MAIN)
+    alloc.record_stream(block, SIDE)
+    relay.during = during
+    if during == "ordered_allocate":
+        with pytest.warns(ResourceWarning), pytest.raises(RequestError, match="is closed; make another one"):
+            alloc.malloc(5 * MIB, MAIN)
+    else:
+        with pytest.warns(ResourceWarning):
+            alloc.free(block)
+    assert Probe(device).ordered_usage()[0] == 0
+    with pytest.raises(RequestError, match="is closed; make another one"):
+        alloc.malloc(MIB, MAIN)
+    alloc.free(kept)
+    alloc.inspection.check_invariants()

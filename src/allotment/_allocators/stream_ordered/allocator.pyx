@@ -13,9 +13,10 @@ from allotment._allocators.buffer cimport free_buffer
 from allotment._allocators.parts cimport BasicInspection, BasicLimits, BasicSharing, Part
 from allotment._allocators.sizes cimport whole_size
 from allotment._allocators.stream_ordered.device_pool cimport (
-    POOL_DONE, POOL_DONE_LATE, POOL_FULL, POOL_NO_HOST_MEMORY, POOL_NO_SUCH_BLOCK, POOL_OWN_STREAM, POOL_POSTPONED,
-    POOL_REFUSED, POOL_TAKEN, DevicePool, PoolOutcome, PoolRefusal, pool_adds_up, pool_catch_up, pool_clear, pool_find,
-    pool_give, pool_join, pool_open, pool_retire, pool_size_of, pool_take, pool_use, routing_begin, routing_end)
+    POOL_CLOSED, POOL_DONE, POOL_DONE_LATE, POOL_FULL, POOL_NO_HOST_MEMORY, POOL_NO_SUCH_BLOCK, POOL_OWN_STREAM,
+    POOL_POSTPONED, POOL_REFUSED, POOL_TAKEN, DevicePool, PoolOutcome, PoolRefusal, pool_adds_up, pool_catch_up,
+    pool_clear, pool_find, pool_give, pool_is_open, pool_join, pool_open, pool_retire, pool_size_of, pool_take,
+    pool_use, routing_begin, routing_end)
 from allotment._core.contract.raising cimport device_error, take_cause
 from allotment._core.contract.table cimport (
     CAN_CAPTURE, CAN_EVENTS, CAN_STREAM_ORDERED, OK, OUT_OF_MEMORY, DeviceTable, status_t)
@@ -132,7 +133,7 @@ cdef class AsyncAllocator(AllocatorBase):
 
     cdef int require_open(self) except -1:
         """Raise if it is closed. A collection that clears an allocator may run other finalizers that still know it."""
-        if self.blocks.device == NULL:
+        if not pool_is_open(&self.blocks):
             raise RequestError(f"the allocator on {self.device.name} is closed; make another one")
         return 0
 
@@ -180,6 +181,8 @@ cdef class AsyncAllocator(AllocatorBase):
         self.require_open()
         with nogil:
             outcome = pool_take(&self.blocks, wanted, handle, &address, &refusal)
+        if outcome == POOL_CLOSED:
+            self.require_open()
         if outcome == POOL_FULL:
             raise self.out_of_memory(wanted, handle)
         if outcome == POOL_TAKEN:
@@ -218,7 +221,7 @@ cdef class AsyncAllocator(AllocatorBase):
         if free_buffer(address, self):
             return
         given = read_address(address)
-        if given == 0 or self.blocks.device == NULL:
+        if given == 0 or not pool_is_open(&self.blocks):
             return                      # everything has returned with the allocator itself
         with nogil:
             outcome = pool_give(&self.blocks, given, &refusal)

@@ -15,6 +15,9 @@ While a capture is in progress (anywhere in the process: there is one at a time)
 freed. Such frees are postponed, and the first request or free after the capture does them. Memory that the capture
 itself allocated belongs to the graph. A stream on which some of it was freed must be joined to the capture before the
 capture ends.
+
+A pool may be closed while other threads are inside. From then on no thread gets in, and the last one that leaves frees
+all blocks: so the device is there for everybody who is inside, and nobody waits.
 """
 
 from libc.stddef cimport size_t
@@ -51,6 +54,8 @@ cdef struct DevicePool:
     PoolBlock* postponed    # the last one first
     StreamList freed_on     # streams on which something was freed in the current capture
     bint routed             # whether the current capture was announced to it
+    size_t inside           # threads in a function that calls the device
+    bint closing            # no further thread gets in
     ForkGuard fork_guard
 
 cdef enum PoolOutcome:
@@ -63,6 +68,7 @@ cdef enum PoolOutcome:
     POOL_NO_HOST_MEMORY
     POOL_REFUSED            # the device refused: see PoolRefusal
     POOL_TAKEN              # the device returned the address of a block in use
+    POOL_CLOSED             # nothing done, or undone
 
 cdef struct PoolRefusal:
     status_t status
@@ -71,8 +77,11 @@ cdef struct PoolRefusal:
 # Creates the unifying stream. pre: the device has a pool, streams and events
 cdef PoolOutcome pool_open(DevicePool* pool, DeviceTable* device, PoolRefusal* refusal) noexcept nogil
 
-# Frees what it can, whether still in use or not; then forgets everything, without calling the device.
+# Closes it, and frees what it can, whether in use or not: now, or when the last thread leaves.
 cdef void pool_retire(DevicePool* pool) noexcept nogil
+cdef bint pool_is_open(const DevicePool* pool) noexcept nogil
+
+# Forgets everything, without calling the device.
 cdef void pool_clear(DevicePool* pool) noexcept nogil
 
 cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, address_t* address,
@@ -91,9 +100,9 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
 # Makes `stream`, whose capture is about to end, wait for every stream on which memory was freed in the capture.
 cdef PoolOutcome pool_join(DevicePool* pool, stream_t stream, PoolRefusal* refusal) noexcept nogil
 
-# Announces a capture, and its end; returns False if another one is in progress, or not this one. Several pools of a
-# device can take part in one capture, if the device's handle of it is passed: the capture is over when its end was
-# announced to the last of them.
+# Announces a capture, and its end; returns False if the pool is closed, or another capture, not this, is in progress.
+# Several pools of a device can take part in one capture, if the device's handle of it is passed: the capture is over
+# when its end was announced to the last of them.
 cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second, capture_t capture) noexcept nogil
 cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil
 

@@ -80,18 +80,54 @@ cdef PoolOutcome pool_open(DevicePool* pool, DeviceTable* device, PoolRefusal* r
     return POOL_DONE
 
 
+cdef bint pool_is_open(const DevicePool* pool) noexcept nogil:
+    return pool.device != NULL and not pool.closing
+
+
+cdef bint get_in(DevicePool* pool) noexcept nogil:
+    """Return False if the pool is closed."""
+    cdef bint is_open
+    enter(&pool.lock)
+    is_open = pool_is_open(pool)
+    pool.inside += is_open
+    lock_give(&pool.lock)
+    return is_open
+
+
+cdef bint get_out(DevicePool* pool) noexcept nogil:
+    """Return False if the pool was closed meanwhile, whose blocks are freed then."""
+    cdef bint is_open, is_last
+    enter(&pool.lock)
+    pool.inside -= 1
+    is_open = not pool.closing
+    is_last = pool.inside == 0
+    lock_give(&pool.lock)
+    if is_last and not is_open:
+        free_everything(pool)
+    return is_open
+
+
 cdef void pool_retire(DevicePool* pool) noexcept nogil:
+    cdef bint is_mine
+    enter(&pool.lock)
+    is_mine = pool_is_open(pool) and pool.inside == 0
+    pool.closing = True
+    lock_give(&pool.lock)
+    if is_mine:
+        free_everything(pool)
+
+
+cdef void free_everything(DevicePool* pool) noexcept nogil:
+    """pre: closing, and no thread is inside"""
     cdef PoolRefusal refusal
     cdef size_t i = 0
     cdef size_t before
-    if pool.device == NULL:
-        return
     routing_end(pool, routing.first, routing.second)
-    pool_catch_up(pool, &refusal)
+    catch_up(pool, &refusal)
     while i <= pool.blocks.mask:
         before = pool.blocks.count
         if pool.blocks.slots[i].key != 0:
-            pool_give(pool, pool.blocks.slots[i].key, &refusal)
+            give(pool, pool.blocks.slots[i].key, &refusal)
         # The blocks after a removed one move up, so its place must be examined again.
         if pool.blocks.count == before:
             i += 1
@@ -136,6 +172,15 @@ cdef bint pool_adds_up(DevicePool* pool, bytes_t* used, bytes_t* found) noexcept
 
 cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, address_t* address,
                            PoolRefusal* refusal) noexcept nogil:
+    cdef PoolOutcome outcome
+    if not get_in(pool):
+        return POOL_CLOSED
+    outcome = take(pool, size, stream, address, refusal)
+    return outcome if get_out(pool) else POOL_CLOSED
+
+
+cdef PoolOutcome take(DevicePool* pool, bytes_t size, stream_t stream, address_t* address,
+                      PoolRefusal* refusal) noexcept nogil:
     cdef DeviceTable* device = pool.device
     cdef PoolRefusal unimportant
     cdef PoolBlock* block
@@ -144,7 +189,7 @@ cdef PoolOutcome pool_take(DevicePool* pool, bytes_t size, stream_t stream, addr
     cdef bint relaxed
     cdef PoolOutcome outcome
     cdef status_t status = OK
-    pool_catch_up(pool, &unimportant)
+    catch_up(pool, &unimportant)
     if capture != 0 and device.capture_status != NULL:
         status = device.capture_status(device.self, stream, &joined)
         if status != OK:
@@ -249,11 +294,20 @@ cdef PoolOutcome pool_use(DevicePool* pool, address_t address, stream_t stream) 
 # --- freeing -----------------------------------------------------------------------------------------------
 
 cdef PoolOutcome pool_give(DevicePool* pool, address_t address, PoolRefusal* refusal) noexcept nogil:
+    cdef PoolOutcome outcome
+    if not get_in(pool):
+        return POOL_CLOSED
+    outcome = give(pool, address, refusal)
+    get_out(pool)
+    return outcome
+
+
+cdef PoolOutcome give(DevicePool* pool, address_t address, PoolRefusal* refusal) noexcept nogil:
     cdef PoolRefusal unimportant
     cdef PoolOutcome outcome = POOL_DONE
     cdef PoolBlock* block
     cdef uint64_t capture = present_capture()
-    pool_catch_up(pool, &unimportant)
+    catch_up(pool, &unimportant)
     enter(&pool.lock)
     block = <PoolBlock*> map_pop(&pool.blocks, address)
     if block == NULL:
@@ -349,6 +403,15 @@ cdef void postpone(DevicePool* pool, PoolBlock* block) noexcept nogil:
 
 
 cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept nogil:
+    cdef PoolOutcome outcome
+    if not get_in(pool):
+        return POOL_CLOSED
+    outcome = catch_up(pool, refusal)
+    get_out(pool)
+    return outcome
+
+
+cdef PoolOutcome catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept nogil:
     cdef PoolOutcome outcome = POOL_DONE
     cdef PoolBlock* block = NULL
     cdef PoolBlock* rest
@@ -382,6 +445,8 @@ cdef PoolOutcome pool_catch_up(DevicePool* pool, PoolRefusal* refusal) noexcept 
 
 cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second, capture_t capture) noexcept nogil:
     cdef bint begun
+    if not get_in(pool):
+        return False
     enter(&routing.lock)
     if routing.users == 0:
         begun = True
@@ -399,7 +464,7 @@ cdef bint routing_begin(DevicePool* pool, uint64_t first, uint64_t second, captu
         pool.routed = True
         pool.freed_on.count = 0
     lock_give(&routing.lock)
-    return begun
+    return get_out(pool) and begun
 
 
 cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcept nogil:
@@ -416,6 +481,15 @@ cdef bint routing_end(DevicePool* pool, uint64_t first, uint64_t second) noexcep
 
 
 cdef PoolOutcome pool_join(DevicePool* pool, stream_t stream, PoolRefusal* refusal) noexcept nogil:
+    cdef PoolOutcome outcome
+    if not get_in(pool):
+        return POOL_CLOSED
+    outcome = join(pool, stream, refusal)
+    get_out(pool)
+    return outcome
+
+
+cdef PoolOutcome join(DevicePool* pool, stream_t stream, PoolRefusal* refusal) noexcept nogil:
     cdef DeviceTable* device = pool.device
     cdef PoolOutcome outcome = POOL_DONE
     cdef capture_t capture
