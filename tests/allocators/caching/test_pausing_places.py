@@ -879,3 +879,36 @@ def test_a_child_that_cannot_use_the_device_keeps_none_of_the_contents(tmp_path,
     """
     told = output_of(textwrap.dedent(program)).splitlines()
     assert told == ["True", "{0}" if keep == "host" else "0"]
+
+
+class EqualToAll:
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 1
+
+
+class Lying(str):
+    """Equals each text every second time."""
+
+    turn = False
+
+    def __eq__(self, other):
+        self.turn = not self.turn
+        return self.turn
+
+    __hash__ = str.__hash__
+
+
+def test_where_contents_are_kept_is_read_once(alloc, tmp_path):
+    arrays = filled(alloc)
+    with pytest.raises(RequestError, match='keep is "host", "nothing" or "file"'):
+        alloc.pause("w", keep=EqualToAll())
+    with pytest.raises(RequestError, match='keep is "host", "nothing" or "file"'):
+        alloc.pause("w", keep=Lying("nowhere"))
+    assert alloc.paused() == set()
+    alloc.pause("w", keep=Lying("file"), folder=tmp_path)
+    alloc.resume("w")
+    assert are_right(arrays)
+    del arrays

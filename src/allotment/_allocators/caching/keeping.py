@@ -15,7 +15,7 @@ _KINDS = ("host", "nothing", "file")
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """The arguments of `Allocator.pause`, checked."""
+    """The arguments of `Allocator.pause`, checked, and read once: an object may answer differently each time."""
 
     keep: str = "host"
     keep_host: bool = False
@@ -23,8 +23,11 @@ class Keeping:
     host_limit: int | str | None = None
 
     def __post_init__(self) -> None:
-        if self.keep not in _KINDS:
+        keep = str.__str__(self.keep) if isinstance(self.keep, str) else None
+        if keep not in _KINDS:
             raise RequestError(f'keep is "host", "nothing" or "file", not {self.keep!r}')
+        object.__setattr__(self, "keep", keep)
+        object.__setattr__(self, "keep_host", bool(self.keep_host))
         if self.keep_host and self.keep != "host":
             raise RequestError(f"keep_host keeps pages of the host, and keep={self.keep!r} has none; use keep='host'")
         if self.folder is not None:
