@@ -26,6 +26,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -411,18 +412,18 @@ def others(folder: Path, dry: bool, left: float, wanted: Sequence[str]) -> dict[
     found = {}
     if "half" in wanted:
         half = [str(TESTS / "half_precision_repeats.py"), "--out", str(folder / "half.md"), "--seconds", str(seconds)]
-        found["half"] = Part([*half, "--dry"] if dry else half, 1, seconds + 15)
+        found["half"] = Part([*half, "--dry"] if dry else half, seconds + 15)
     if "stress" in wanted and not dry:
         stress = str(TESTS / "dense_stress.py")
         each = ["--seconds", str(max(seconds - 30, 5)), "--limit", "8GiB"]
-        found["stress"] = Part([stress, *each, "--seed", str(int(time.time())), "--renew-streams"], 1, seconds)
-        found["stress-graphs"] = Part([stress, *each, "--seed", str(int(time.time()) + 1), "--graphs"], 1, seconds)
+        found["stress"] = Part([stress, *each, "--seed", str(int(time.time())), "--renew-streams"], seconds)
+        found["stress-graphs"] = Part([stress, *each, "--seed", str(int(time.time()) + 1), "--graphs"], seconds)
         checker = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
         if Path(checker).exists():
             checked = [checker, "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]
             short = ["--seconds", str(max(seconds // 2, 5)), "--limit", "1GiB", "--renew-streams"]
             command = ["-c", "import os, sys; os.execv(sys.argv[1], sys.argv[1:])", *checked, sys.executable, stress]
-            found["stress-memcheck"] = Part([*command, *short], 1, seconds)
+            found["stress-memcheck"] = Part([*command, *short], seconds)
     return found
 
 
@@ -449,18 +450,19 @@ def main() -> int:
         parser.error("--out FOLDER is needed")
     folder = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.gettempdir())
     end = time.monotonic() + options.seconds
     report = Report(folder)
     good = True
     if not options.dry:
         # Compiles deep mode once, instead of in every child at the same time.
         prepare = "import torch, allotment.torch as a; a.install(dense=True); torch.zeros(1, device='cuda')"
-        outcome = run_part(Part(["-c", prepare], 1, 90), folder / "prepare.log", 90)
+        outcome = run_part(Part(["-c", prepare], 90), folder / "prepare.log", 90, scratch)
         report.note(f"deep mode prepared: {outcome} {last_line(folder / 'prepare.log')}")
     if "costs" in options.parts:
         device = "sim:4GiB" if options.dry else "cuda:0"
         command = ["-m", "allotment", "calibrate", device, "--rounds", "10", "--out", str(folder / "costs.json")]
-        outcome = run_part(Part(command, 1, 60), folder / "costs.log", 60)
+        outcome = run_part(Part(command, 60), folder / "costs.log", 60, scratch)
         report.keep("parts", "costs", f"{outcome} | {last_line(folder / 'costs.log')}")
     together = [part for part in ("half", "stress", "smallest") if part in options.parts]
     if "speed" in options.parts:
@@ -469,7 +471,7 @@ def main() -> int:
     with ThreadPoolExecutor(8) as pool:
         left = end - time.monotonic() - 15
         running = {
-            name: pool.submit(run_part, part, folder / f"{name}.log", part.most)
+            name: pool.submit(run_part, part, folder / f"{name}.log", part.seconds, scratch)
             for name, part in others(folder, options.dry, left, options.parts).items()
         }
         if "smallest" in options.parts:
