@@ -63,7 +63,9 @@ def run(arguments: list[str], *, at: Path, environment: dict[str, str], seconds:
     places = [environment.get("PYTHONPATH", ""), str(HERE), os.environ.get("PYTHONPATH", "")]
     changed["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     changed["PYTHONDONTWRITEBYTECODE"] = "1"
-    command = [sys.executable, "-m", "pytest", "-p", "foreign_tests", "-p", "no:cacheprovider", "-q", "-rA"]
+    # Without a configuration, or a folder inside of a project would get that project's.
+    alone = ["-c", os.devnull, "--rootdir", str(at.resolve()), "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "foreign_tests", *alone, "-q", "-rA"]
     with open(out / f"{name}.log", "w") as output:
         subprocess.run([*command, *arguments], cwd=at, env=changed, stdout=output, stderr=subprocess.STDOUT)
     return outcomes_in(lines)

@@ -89,7 +89,7 @@ def main() -> None:
         selected = ["-k", options.k] if options.k else []
         compare(
             chosen,
-            [*TESTS, "--rootdir", name, *selected],
+            [*TESTS, *selected],
             at=folder,
             seconds=options.seconds,
             out=options.out,
