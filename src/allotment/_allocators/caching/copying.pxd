@@ -1,7 +1,8 @@
 """Copies paused memory to the host and back, as fast as the bus goes.
 
 The contents of a pool lie in a copy one run behind the other, and the copy is cut into spans. Several threads each take
-the next span, have the device copy it through one of their two pinned buffers, and meanwhile work on the other one:
+the next span, have the device copy it through one of their two pinned buffers, and meanwhile work on the other one. All
+copies are on one stream, because a device takes long to change between streams:
 
     save       device ──copy──> buffer ──store──> host memory, whose pages the system finds at this moment
                                        └─write──> file, with a checksum of the span
@@ -16,7 +17,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 
 from allotment._core.contract.table cimport Device, DeviceTable, status_t
-from allotment._core.contract.types cimport address_t, bytes_t, stream_t
+from allotment._core.contract.types cimport address_t, bytes_t, event_t, stream_t
 
 cdef struct Run:
     address_t address           # on the device
@@ -39,6 +40,7 @@ cdef struct Job:
     int descriptor
     uint64_t* checksums         # of a file: one for each span
     bint direct                 # the device reaches `memory` without a buffer
+    stream_t stream             # of all copies
     # Changed by several threads at once.
     uint64_t next               # span
     uint64_t end                # first span that is not to be taken
@@ -49,8 +51,10 @@ cdef struct Side:               # what one thread works with
     void* memory                # of both buffers; NULL: not allocated yet
     bint pinned                 # the device made it
     char* buffers[2]            # aligned for direct I/O
-    stream_t streams[2]
-    int stream_count
+    event_t events[2]           # recorded behind the copies of each buffer
+    int event_count
+    stream_t stream             # of the jobs that begin with this lane
+    bint has_stream
     # The reason why a thread stopped.
     status_t status
     const char* operation       # of the device

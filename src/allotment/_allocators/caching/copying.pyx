@@ -6,7 +6,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from allotment._core.contract.raising cimport device_error
-from allotment._core.contract.table cimport IS_HOST, OK, Device, DeviceTable, status_t
+from allotment._core.contract.table cimport CAN_EVENTS, IS_HOST, OK, Device, DeviceTable, status_t
 from allotment._core.contract.types cimport address_t, bytes_t
 
 import _thread
@@ -29,30 +29,6 @@ cdef extern from *:
     #define allotment_count_add(place, value) __atomic_fetch_add((place), (value), __ATOMIC_RELAXED)
     #define allotment_count_load(place) __atomic_load_n((place), __ATOMIC_RELAXED)
     #define allotment_count_store(place, value) __atomic_store_n((place), (value), __ATOMIC_RELAXED)
-    #endif
-
-    /* Copies without reading the target into the caches first. */
-    #if defined(__SSE2__)
-    #include <emmintrin.h>
-    static void allotment_store_past_caches(char* target, const char* source, size_t size) {
-        if ((((uintptr_t) target | (uintptr_t) source) & 15) || (size & 63)) {
-            memcpy(target, source, size);
-            return;
-        }
-        for (size_t i = 0; i < size; i += 64) {
-            __m128i a = _mm_load_si128((const __m128i*) (source + i));
-            __m128i b = _mm_load_si128((const __m128i*) (source + i + 16));
-            __m128i c = _mm_load_si128((const __m128i*) (source + i + 32));
-            __m128i d = _mm_load_si128((const __m128i*) (source + i + 48));
-            _mm_stream_si128((__m128i*) (target + i), a);
-            _mm_stream_si128((__m128i*) (target + i + 16), b);
-            _mm_stream_si128((__m128i*) (target + i + 32), c);
-            _mm_stream_si128((__m128i*) (target + i + 48), d);
-        }
-        _mm_sfence();
-    }
-    #else
-    #define allotment_store_past_caches(target, source, size) memcpy((target), (source), (size))
     #endif
 
     /* Four lanes of multiply and rotate, as xxHash has them: faster than any disk, and any changed bit shows. */
@@ -116,7 +92,6 @@ cdef extern from *:
     uint64_t count_add "allotment_count_add"(uint64_t* place, uint64_t value) noexcept nogil
     uint64_t count_load "allotment_count_load"(const uint64_t* place) noexcept nogil
     void count_store "allotment_count_store"(uint64_t* place, uint64_t value) noexcept nogil
-    void store_past_caches "allotment_store_past_caches"(char* target, const char* source, size_t size) noexcept nogil
     uint64_t checksum "allotment_checksum"(const char* data, size_t size) noexcept nogil
     int write_at "allotment_write_at"(int file, const char* data, size_t size, uint64_t offset) noexcept nogil
     int read_at "allotment_read_at"(int file, char* data, size_t size, uint64_t offset) noexcept nogil
@@ -129,17 +104,17 @@ cdef enum:
 
 cdef size_t lanes_most
 cdef bytes_t span_now
-cdef bint past_caches, pins
+cdef bint pins
 
 
-def choose(*, lanes: int = 16, span: int = 2 << 20, stores: bool = True, pin_kept: bool = False) -> None:
+def choose(*, lanes: int = 16, span: int = 2 << 20, pin_kept: bool = False) -> None:
     """Set how memory is copied, for measurements and tests; called without arguments, as it was.
 
-    `lanes`: threads at most, each with two buffers of `span` bytes; `stores`: past the caches; `pin_kept`: whether
-    host pages that `keep_host` keeps are pinned when they are used again.
+    `lanes`: threads at most, each with two buffers of `span` bytes; `pin_kept`: whether host pages that `keep_host`
+    keeps are pinned when they are used again.
     """
-    global lanes_most, span_now, past_caches, pins
-    lanes_most, span_now, past_caches, pins = lanes, span, stores, pin_kept
+    global lanes_most, span_now, pins
+    lanes_most, span_now, pins = lanes, span, pin_kept
 
 
 # More threads than the bus needs: each of them faults in pages, and copies into them, at some 4 GB/s.
@@ -193,11 +168,12 @@ cdef size_t first_run_in(const Job* job, bytes_t offset) noexcept nogil:
 
 
 cdef bint wait_for(Job* job, Side* side, int turn) noexcept nogil:
+    """Wait for the copies between the device and a buffer."""
     cdef status_t status
-    if job.table.capabilities & IS_HOST or job.table.stream_synchronize == NULL:
+    if turn >= side.event_count:
         return True
-    status = job.table.stream_synchronize(job.table.self, side.streams[turn])
-    return status == OK or failed(side, status, b"stream_synchronize")
+    status = job.table.event_synchronize(job.table.self, side.events[turn])
+    return status == OK or failed(side, status, b"event_synchronize")
 
 
 cdef bint move_span(Job* job, Side* side, size_t span, int turn) noexcept nogil:
@@ -217,24 +193,19 @@ cdef bint move_span(Job* job, Side* side, size_t span, int turn) noexcept nogil:
         host = <address_t> <uintptr_t> (buffer + (low - start))
         if table.capabilities & IS_HOST:
             if job.task == SAVE:
-                store(<char*> <uintptr_t> host, <const char*> <uintptr_t> device, high - low)
+                memcpy(<void*> <uintptr_t> host, <const void*> <uintptr_t> device, high - low)
             else:
-                store(<char*> <uintptr_t> device, <const char*> <uintptr_t> host, high - low)
+                memcpy(<void*> <uintptr_t> device, <const void*> <uintptr_t> host, high - low)
         else:
             status = table.copy(
                 table.self, host if job.task == SAVE else device, device if job.task == SAVE else host, high - low,
-                table.device, table.device, side.streams[turn] if side.stream_count > 0 else 0)
+                table.device, table.device, job.stream)
         if status != OK:
             return failed(side, status, b"copy")
         i += 1
-    return True
-
-
-cdef inline void store(char* target, const char* source, size_t size) noexcept nogil:
-    if past_caches:
-        store_past_caches(target, source, size)
-    else:
-        memcpy(target, source, size)
+    if turn < side.event_count:
+        status = table.event_record(table.self, side.events[turn], job.stream)
+    return status == OK or failed(side, status, b"event_record")
 
 
 cdef bint put_away(Job* job, Side* side, size_t span, int turn) noexcept nogil:
@@ -246,7 +217,7 @@ cdef bint put_away(Job* job, Side* side, size_t span, int turn) noexcept nogil:
     if job.direct:
         pass
     elif job.memory != NULL:
-        store(job.memory + start, buffer, size)
+        memcpy(job.memory + start, buffer, size)
     else:
         memset(buffer + size, 0, padded - size)
         job.checksums[span] = checksum(buffer, size)
@@ -312,11 +283,26 @@ cdef bint prepare(Job* job, Side* side) noexcept nogil:
         base = (<uintptr_t> side.memory + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         side.buffers[0] = <char*> base
         side.buffers[1] = <char*> (base + job.span)
-    while not is_host and side.stream_count < 2 and table.stream_create != NULL:
-        status = table.stream_create(table.self, &side.streams[side.stream_count])
+    while table.capabilities & CAN_EVENTS and not is_host and side.event_count < 2:
+        status = table.event_create(table.self, &side.events[side.event_count])
+        if status != OK:
+            return failed(side, status, b"event_create")
+        side.event_count += 1
+    return True
+
+
+cdef bint make_stream(Job* job, Side* side) noexcept nogil:
+    """Give a job a stream for its copies, which a thread's side keeps for the next job."""
+    cdef DeviceTable* table = job.table
+    cdef status_t status
+    if table.capabilities & IS_HOST or table.stream_create == NULL:
+        return True
+    if not side.has_stream:
+        status = table.stream_create(table.self, &side.stream)
         if status != OK:
             return failed(side, status, b"stream_create")
-        side.stream_count += 1
+        side.has_stream = True
+    job.stream = side.stream
     return True
 
 
@@ -383,13 +369,9 @@ cdef void work(Job* job, Side* side) noexcept nogil:
 cdef void settle(Job* job, Side* side) noexcept nogil:
     """Wait, after a failure, for the copies under way: what they read and write is given back next."""
     cdef DeviceTable* table = job.table
-    cdef bint done = True
-    cdef int turn
     if table.capabilities & IS_HOST or table.stream_synchronize == NULL:
         return
-    for turn in range(side.stream_count):
-        done = table.stream_synchronize(table.self, side.streams[turn]) == OK and done
-    if not done:
+    if table.stream_synchronize(table.self, job.stream) != OK:
         side.lost = table.device_synchronize == NULL or table.device_synchronize(table.self) != OK
 
 
@@ -397,17 +379,21 @@ cdef void settle(Job* job, Side* side) noexcept nogil:
 
 @cython.final
 cdef class Lane:
-    """What one thread copies with: two buffers and their streams."""
+    """What one thread copies with: two buffers, an event for each, and a stream if a job began with this lane."""
 
     cdef void close(self) noexcept:
         cdef DeviceTable* table = &self.device.table if self.device is not None else NULL
         cdef int turn
         if table == NULL or self.side.lost:
             return
-        for turn in range(self.side.stream_count if table.stream_destroy != NULL else 0):
+        for turn in range(self.side.event_count):
             with nogil:
-                table.stream_destroy(table.self, self.side.streams[turn])
-        self.side.stream_count = 0
+                table.event_destroy(table.self, self.side.events[turn])
+        self.side.event_count = 0
+        if self.side.has_stream and table.stream_destroy != NULL:
+            with nogil:
+                table.stream_destroy(table.self, self.side.stream)
+        self.side.has_stream = False
         if self.side.pinned:
             with nogil:
                 table.pinned_free(table.self, <address_t> <uintptr_t> self.side.memory)
@@ -504,14 +490,21 @@ cdef class Ring:
         cdef size_t spans = (job.size + job.span - 1) // job.span
         cdef size_t count = 1 if COPIES_ALONE else min(spans // 2, lanes_most, <size_t> processors())
         cdef list lanes
+        cdef Lane first
         job.next = job.done = job.stop = 0
         job.end = spans
         if spans == 0:
             return 0
         lanes = self.take(max(count, <size_t> 1), job.span)
+        first = lanes[0]
         try:
+            first.side.status = OK
+            with nogil:
+                make_stream(job, &first.side)
+            if first.side.status != OK:
+                raise error_of(job, first)
             if count <= 1:
-                self.run_here(job, lanes[0], progress)
+                self.run_here(job, first, progress)
             else:
                 self.run_in_threads(job, lanes, progress)
         finally:
