@@ -1,8 +1,10 @@
 """The engine's mutex: one word, acquired with one atomic compare-and-exchange, released with one plain store.
 
 A system mutex costs two atomic read-modify-writes for each pair of lock and unlock, as much as the whole cache hit that
-it protects. Here the release is a store. A thread that has to wait spins briefly, then yields, then sleeps in short
-steps. Waits are rare and long (the holder is in the driver), so a late wake-up costs nothing that matters.
+it protects. Here the release is a store. A thread that has to wait looks again and again, each time after a longer
+pause, then yields, then sleeps in short steps. The pauses let the holder's next acquisitions find the word in its own
+cache: threads that all look at once would take it from each other at each of them, which costs ten times as much. A
+late wake-up costs nothing that matters where the holder is in the driver.
 
 The lowest bit of the word says that the lock is held. The bits above count the threads that have released the lock in
 the middle of an operation and will acquire it again (`lock_lend`, `lock_reclaim`). So one load of the word tells that
@@ -27,6 +29,7 @@ cdef extern from *:
     """
     #ifndef ALLOTMENT_LOCK
     #define ALLOTMENT_LOCK
+    enum { ALLOTMENT_LOCK_SPINS = 16 };     /* rounds: 10 to 40 microseconds */
     #if defined(_MSC_VER)
     #include <intrin.h>
     #include <windows.h>
@@ -39,13 +42,15 @@ cdef extern from *:
         long seen = *word;
         return (seen & 1) == 0 && _InterlockedCompareExchange(word, seen - 1, seen) == seen;
     }
-    static __inline int allotment_lock_is_open(volatile long* word) { return (*word & 1) == 0; }
+    static __inline int allotment_lock_is_open(const volatile long* word) { return (*word & 1) == 0; }
     static __inline int allotment_lock_is_unused(volatile long* word) { return *word == 0; }
     static __inline long allotment_lock_out(volatile long* word) { return *word >> 1; }
     #define allotment_owner_set(place, value) (*(volatile unsigned __int64*)(place) = (value))
     #define allotment_owner_get(place) (*(volatile unsigned __int64*)(place))
     static __inline void allotment_lock_relax(int round) {
-        if (round < 64) YieldProcessor(); else if (round < 96) SwitchToThread(); else Sleep(1);
+        if (round < ALLOTMENT_LOCK_SPINS) for (int pauses = 1 << (round < 6 ? round : 6); pauses > 0; pauses--) YieldProcessor();
+        else if (round < ALLOTMENT_LOCK_SPINS + 32) SwitchToThread();
+        else Sleep(1);
     }
     #else
     #include <sched.h>
@@ -70,7 +75,7 @@ cdef extern from *:
         return (seen & 1) == 0
             && __atomic_compare_exchange_n(word, &seen, seen - 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
     }
-    static inline int allotment_lock_is_open(volatile long* word) {
+    static inline int allotment_lock_is_open(const volatile long* word) {
         return (__atomic_load_n(word, __ATOMIC_RELAXED) & 1) == 0;
     }
     /* Acquire: a thread that sees the lock unused, and has another reason to come in, sees the last owner's writes. */
@@ -83,11 +88,16 @@ cdef extern from *:
     #define allotment_owner_set(place, value) __atomic_store_n(place, value, __ATOMIC_RELAXED)
     #define allotment_owner_get(place) __atomic_load_n(place, __ATOMIC_RELAXED)
     static inline void allotment_lock_relax(int round) {
-        if (round < 64) {
+        if (round < ALLOTMENT_LOCK_SPINS) {
+            for (int pauses = 1 << (round < 6 ? round : 6); pauses > 0; pauses--)
     #if defined(__x86_64__) || defined(__i386__)
-            __builtin_ia32_pause();
+                __builtin_ia32_pause();
+    #elif defined(__aarch64__)
+                __asm__ __volatile__("yield");
+    #else
+                __asm__ __volatile__("");
     #endif
-        } else if (round < 96) {
+        } else if (round < ALLOTMENT_LOCK_SPINS + 32) {
             sched_yield();
         } else {
             struct timespec pause = {0, 20000};
@@ -101,10 +111,11 @@ cdef extern from *:
     void allotment_lock_give(long* word, long more) noexcept nogil
     void allotment_lock_add(long* word, long more) noexcept nogil
     bint allotment_lock_retake(long* word) noexcept nogil
-    bint allotment_lock_is_open(long* word) noexcept nogil
+    bint allotment_lock_is_open(const long* word) noexcept nogil
     bint allotment_lock_is_unused(long* word) noexcept nogil
     long allotment_lock_out(long* word) noexcept nogil      # threads that will be back; others may hold it meanwhile
     void allotment_lock_relax(int round) noexcept nogil
+    int ALLOTMENT_LOCK_SPINS
     void allotment_owner_set(uint64_t* place, uint64_t value) noexcept nogil
     uint64_t allotment_owner_get(uint64_t* place) noexcept nogil
 
@@ -155,10 +166,14 @@ cdef inline bint pass_bias(Lock* lock, uint64_t thread, long undo) noexcept nogi
     return passage == BY_BIAS
 
 
+cdef inline bint lock_looks_free(const Lock* lock) noexcept nogil:
+    return allotment_lock_is_open(&lock.word) and not bias_keeps_out(&lock.bias)
+
+
 cdef inline void lock_wait(Lock* lock) noexcept nogil:
     """Acquire the lock, however long that takes. pre: not held by this thread, interpreter lock not held."""
     cdef int round = 0
-    while not (allotment_lock_is_open(&lock.word) and not bias_keeps_out(&lock.bias) and lock_try(lock)):
+    while not (lock_looks_free(lock) and lock_try(lock)):
         allotment_lock_relax(round)
         round += 1
 
@@ -166,9 +181,16 @@ cdef inline void lock_wait(Lock* lock) noexcept nogil:
 cdef inline void lock_wait_outside(Lock* lock) noexcept nogil:
     """The same for callers that may hold the interpreter lock. Releases it meanwhile: the owner of `lock` may need it.
 
-    A fork does, between acquiring all locks and releasing them.
+    A fork does, between acquiring all locks and releasing them. Most owners only need some nanoseconds, which is less
+    than it takes to release the interpreter lock, or to detach from a free-threaded interpreter.
     """
-    cdef PyThreadState* state = let_interpreter_go()
+    cdef PyThreadState* state
+    cdef int round
+    for round in range(ALLOTMENT_LOCK_SPINS):
+        if lock_looks_free(lock) and lock_try(lock):
+            return
+        allotment_lock_relax(round)
+    state = let_interpreter_go()
     lock_wait(lock)
     take_interpreter_back(state)
 
