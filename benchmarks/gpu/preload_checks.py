@@ -53,12 +53,19 @@ class Poll:
         self.seen: list[tuple[float, int]] = []
         self.device = "no NVML"
         self._stop = threading.Event()
+        self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        time.sleep(0.3)
+        self._ready.wait(10)
         self.before = self.now()
 
     def _run(self) -> None:
+        try:
+            self._poll()
+        finally:
+            self._ready.set()
+
+    def _poll(self) -> None:
         try:
             nvml = ctypes.CDLL("libnvidia-ml.so.1")
             device, info = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
@@ -72,6 +79,7 @@ class Poll:
         while not self._stop.wait(0.005):
             if nvml.nvmlDeviceGetMemoryInfo(device, info) == 0:
                 self.seen.append((time.time(), info[2]))
+            self._ready.set()
 
     def now(self) -> int | None:
         return self.seen[-1][1] if self.seen else None

@@ -65,7 +65,7 @@ def run(arguments: list[str], *, at: Path, environment: dict[str, str], seconds:
     changed["PYTHONDONTWRITEBYTECODE"] = "1"
     # Without a configuration, or a folder inside of a project would get that project's.
     alone = ["-c", os.devnull, "--rootdir", str(at.resolve()), "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-p", "foreign_tests", *alone, "-q", "-rA"]
+    command = [sys.executable, "-m", "pytest", "-p", "foreign_tests", *alone, "-s", "-v", "-rA"]
     with open(out / f"{name}.log", "w") as output:
         subprocess.run([*command, *arguments], cwd=at, env=changed, stdout=output, stderr=subprocess.STDOUT)
     return outcomes_in(lines)
