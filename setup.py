@@ -24,6 +24,7 @@ from building.translate import Module
 
 # Read as a file: importing the package would need the modules that this builds.
 library_of = runpy.run_path(str(SOURCE / "allotment" / "_libraries" / "__init__.py"))["library_of"]
+SHARED = Module(None, "allotment._libraries.cython_utility", SOURCE / "allotment" / "_libraries" / "cython_utility.c")
 CPP_SOURCES = {SOURCE / "allotment" / "torch" / "_hooks.pyx"}
 LINUX_ONLY = (
     "allotment._devices.cuda.",
@@ -81,7 +82,7 @@ def name_of_library(module: Module) -> str:
 
 
 def libraries() -> list[Library]:
-    found: dict[str, list[Module]] = {}
+    found = {SHARED.name: [SHARED]}
     for module in modules_below(SOURCE, CPP_SOURCES):
         if sys.platform == "linux" or not module.name.startswith(LINUX_ONLY):
             found.setdefault(name_of_library(module), []).append(module)
@@ -101,6 +102,7 @@ def libraries() -> list[Library]:
 
 class Build(BuildLibraries):
     source = SOURCE
+    shared = SHARED
     # Loaded before all others, into programs of any kind: without sanitizers, and with the same code in every build.
     plain = (
         [

@@ -62,7 +62,8 @@ there = set(sys.modules)
 import allotment
 loaded = set(sys.modules) - there
 assert {name for name in loaded if name.count(".") > 1 and name.startswith("allotment.")} == {
-    "allotment._core.tools", "allotment._core.tools.fork_safe_lock", "allotment._core.tools.forks"}, loaded
+    "allotment._core.tools", "allotment._core.tools.fork_safe_lock", "allotment._core.tools.forks",
+    "allotment._libraries.cython_utility"}, loaded
 assert not {"numpy", "dataclasses", "logging", "re"} & loaded, loaded
 allocator = allotment.Allocator("host")
 allocator.free(allocator.malloc(100))

@@ -28,7 +28,7 @@ class Library(Extension):
     """A shared library of several modules, named in `modules`."""
 
     def __init__(self, name: str, modules: list[Module], flags: dict[str, list[str]], **options: Any) -> None:
-        super().__init__(name, [str(module.source) for module in modules], **options)
+        super().__init__(name, [str(module.source) for module in modules if module.source], **options)
         self.modules = modules
         self.flags = flags  # of the compiler, by module name
 
@@ -47,6 +47,8 @@ class BuildLibraries(build_ext):
     """`build_ext` for libraries."""
 
     plain: list[PlainLibrary] = []
+    shared: Module
+    """The module of Cython's own functions; one of the libraries consists of it."""
     directives: dict[str, Any] = {}
     source = Path("src")
     force_translation = False
@@ -73,9 +75,9 @@ class BuildLibraries(build_ext):
     def build_extensions(self) -> None:
         self.check_extensions_list(self.extensions)
         self.remove_single_modules()
-        plain = [module for library in self.extensions if not library.language for module in library.modules]
-        Translator(self.source, self.directives, JOBS).translate(
-            plain, force=self.force_translation, newest=self.newest
+        to_c = [module for library in self.extensions if not library.language for module in library.modules]
+        Translator(self.source, self.shared, self.directives, JOBS).translate(
+            [module for module in to_c if module.source], force=self.force_translation, newest=self.newest
         )
         for library in self.extensions:
             if library.language:
@@ -114,6 +116,7 @@ class BuildLibraries(build_ext):
         cythonize(
             [Extension(module.name, [str(module.source)], language="c++")],
             compiler_directives=self.directives,
+            shared_utility_qualified_name=self.shared.name,
             force=self.force_translation,
             quiet=True,
         )

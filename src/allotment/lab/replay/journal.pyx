@@ -13,11 +13,13 @@ from allotment.lab.replay.tape cimport tape_hear
 
 import numpy
 
-cdef SegmentEvent segment_event[1]
-cdef LateFree late_free[1]
+cdef SegmentEvent[1] segment_event
+cdef SegmentEvent[::1] segment_event_view = segment_event
+cdef LateFree[1] late_free
+cdef LateFree[::1] late_free_view = late_free
 
-SEGMENT_EVENT: np.dtype[np.void] = numpy.asarray(<SegmentEvent[:1]> segment_event).dtype
-LATE_FREE: np.dtype[np.void] = numpy.asarray(<LateFree[:1]> late_free).dtype
+SEGMENT_EVENT: np.dtype[np.void] = numpy.asarray(segment_event_view).dtype
+LATE_FREE: np.dtype[np.void] = numpy.asarray(late_free_view).dtype
 assert SEGMENT_EVENT.itemsize == sizeof(SegmentEvent) and LATE_FREE.itemsize == sizeof(LateFree)
 
 

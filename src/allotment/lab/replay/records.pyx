@@ -4,15 +4,19 @@ import numpy
 
 from allotment.lab.replay.records cimport Call, CallKind, Layout, MomentBlock, Piece, PieceState
 
-cdef Call call[1]
-cdef Piece piece[1]
-cdef Layout layout[1]
-cdef MomentBlock moment_block[1]
+cdef Call[1] call
+cdef Call[::1] call_view = call
+cdef Piece[1] piece
+cdef Piece[::1] piece_view = piece
+cdef Layout[1] layout
+cdef Layout[::1] layout_view = layout
+cdef MomentBlock[1] moment_block
+cdef MomentBlock[::1] moment_block_view = moment_block
 
-CALL: np.dtype[np.void] = numpy.asarray(<Call[:1]> call).dtype
-PIECE: np.dtype[np.void] = numpy.asarray(<Piece[:1]> piece).dtype
-LAYOUT: np.dtype[np.void] = numpy.asarray(<Layout[:1]> layout).dtype
-MOMENT_BLOCK: np.dtype[np.void] = numpy.asarray(<MomentBlock[:1]> moment_block).dtype
+CALL: np.dtype[np.void] = numpy.asarray(call_view).dtype
+PIECE: np.dtype[np.void] = numpy.asarray(piece_view).dtype
+LAYOUT: np.dtype[np.void] = numpy.asarray(layout_view).dtype
+MOMENT_BLOCK: np.dtype[np.void] = numpy.asarray(moment_block_view).dtype
 assert MOMENT_BLOCK.itemsize == sizeof(MomentBlock)
 assert CALL.itemsize == sizeof(Call) and PIECE.itemsize == sizeof(Piece) and LAYOUT.itemsize == sizeof(Layout)
 
