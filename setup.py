@@ -33,24 +33,42 @@ LINUX_ONLY = (
     "allotment.numpy.",
     "allotment.torch._deep.",
 )
-# Code that runs at most once per call, and that users do not wait for: optimizing it costs more than it gains.
+# Code that runs once or in calls that wait for a device or the disk: it is compiled to be small.
 OFF_THE_HOT_PATH = (
+    "allotment._core.contract.raising",
     "allotment._core.edge.",
-    "allotment._core.contract.probe",
+    "allotment._core.mechanism.invariant_failure",
+    "allotment._core.placement.dense.arena_check",
+    "allotment._core.placement.pytorch.check",
+    "allotment._core.placement.registry",
     "allotment._allocators.caching.annotations",
+    "allotment._allocators.caching.c_steps",
+    "allotment._allocators.caching.contents",
+    "allotment._allocators.caching.copying",
     "allotment._allocators.caching.engine_settings",
+    "allotment._allocators.caching.file_copy",
     "allotment._allocators.caching.history",
+    "allotment._allocators.caching.host_copy",
     "allotment._allocators.caching.inspection",
     "allotment._allocators.caching.limits",
     "allotment._allocators.caching.planning",
-    "allotment._allocators.caching.pools",
+    "allotment._allocators.caching.pool",
     "allotment._allocators.caching.sharing",
     "allotment._allocators.caching.sleep",
+    "allotment._allocators.make",
     "allotment._allocators.parts",
-    "allotment._devices.python.",
+    "allotment._allocators.pluggable.ledger_snapshot",
+    "allotment._allocators.upcalls",
     "allotment._devices.cuda.device",
+    "allotment._devices.cuda.trial",
     "allotment._devices.host.device",
+    "allotment._devices.python.",
     "allotment._devices.simulated.",
+    "allotment._sharing.",
+    "allotment.torch._deep.bound_devices",
+    "allotment.torch._deep.control",
+    "allotment.torch._deep.snapshots",
+    "allotment.torch._deep.statistics",
 )
 TRACED = os.environ.get("ALLOTMENT_TRACE") == "1"
 QUICK = os.environ.get("ALLOTMENT_QUICK") == "1"
@@ -65,7 +83,7 @@ def compile_flags(module: str) -> list[str]:
         return ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-wrapv", f"-fsanitize={SANITIZERS}", *GENERATED_CODE]
     if TRACED or QUICK:
         return ["-O0", "-g0", *GENERATED_CODE]
-    level = "-O1" if module.startswith(OFF_THE_HOT_PATH) else "-O2"
+    level = "-Os" if module.startswith(OFF_THE_HOT_PATH) else "-O2"
     # Without vectors: fields written one by one and read back in pairs cost more than they save on the hot path.
     return [level, "-fno-tree-vectorize", "-g0", "-fno-semantic-interposition", "-w"]  # warnings are for developers
 
@@ -131,6 +149,7 @@ class Build(BuildLibraries):
         "freethreading_compatible": True,  # docs/threads.md says which lock guards which data
         "annotation_typing": False,  # annotations are only for the stubs; code that is typed for speed uses C types
         "emit_code_comments": False,  # nobody reads the C, but the compiler has to
+        "auto_pickle": False,  # what may be pickled says so with `__reduce__`
         "linetrace": TRACED,
     }
 

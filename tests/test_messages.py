@@ -10,6 +10,7 @@ import pytest
 import allotment
 from allotment import cpu
 from allotment.devices import HostDevice
+from helpers.child import output_of
 
 
 class Refusing(allotment.Backend):
@@ -183,6 +184,17 @@ UNPICKLABLE = {
 def test_what_belongs_to_this_process_is_not_pickled_and_says_what_to_do(allocator, make):
     text = says(TypeError, pickle.dumps, make(allocator))
     assert re.match(r"cannot pickle <\w+.*: .* this process; (make|record|send)", text), text
+
+
+def test_a_tag_keeps_its_name_in_a_process_that_numbers_tags_differently():
+    first = allotment.tag("first")
+    second = pickle.dumps(allotment.tag("second"))
+    program = f"""
+        import pickle, allotment
+        other = allotment.tag("other")
+        print(pickle.loads({second!r}).name, pickle.loads({pickle.dumps(first)!r}).name, other.name)
+    """
+    assert output_of(program) == "second first other\n"
 
 
 def test_the_adapter_for_pytorch_says_what_to_install(monkeypatch):

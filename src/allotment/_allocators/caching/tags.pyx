@@ -27,12 +27,12 @@ cdef uint32_t held_number(str name) except? 0:
     return number
 
 
-cdef void hold(uint32_t number) noexcept:
+cdef void add_holder(uint32_t number) noexcept:
     with cython.critical_section(guard):
         holders[number] += 1
 
 
-cdef void let_go(uint32_t number) noexcept:
+cdef void remove_holder(uint32_t number) noexcept:
     with cython.critical_section(guard):
         holders[number] -= 1
 
@@ -97,9 +97,12 @@ cdef class tag:     # noqa: N801: entered like a function
                 if sleep is not None:
                     sleep._notice_tags()
 
+    def __reduce__(self):
+        return tag, (self.name,)    # the number has another name in another process
+
     def __dealloc__(self):
         if self.number != 0:
-            let_go(self.number)
+            remove_holder(self.number)
 
     @property
     def name(self) -> str:
@@ -108,20 +111,20 @@ cdef class tag:     # noqa: N801: entered like a function
 
     def __enter__(self) -> Self:
         self.before.append(tag_enter(self.number))
-        hold(self.number)
+        add_holder(self.number)
         return self
 
     def __exit__(self, kind, error, traceback):
         tag_enter(self.before.pop())
-        let_go(self.number)
+        remove_holder(self.number)
 
     def _enter_everywhere(self) -> None:
         """Put every thread that is in no tag, now and later, into this one, for the rest of the process."""
         cdef uint32_t before
-        hold(self.number)
+        add_holder(self.number)
         before = tag_everywhere(self.number)
         if before != 0:
-            let_go(before)
+            remove_holder(before)
 
     def __repr__(self):
         return f"<tag {tag_name(self.number)!r}>"
