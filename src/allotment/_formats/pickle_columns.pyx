@@ -330,7 +330,7 @@ cdef class RowReader:
         self._add(STACK, keys, (name,), np.int32, -1, required, table)
 
     def children(self, str name, *keys: str, bint required=False) -> None:
-        """Add no column, but the list inside each row, for another reader."""
+        """Read no column: keep the list inside each row for another reader."""
         self._add(CHILDREN, keys, (name,), None, None, required, None)
 
     def read(self, lists: Sequence[Value]) -> Rows:

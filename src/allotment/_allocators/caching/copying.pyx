@@ -362,12 +362,12 @@ cdef void work(Job* job, Side* side) noexcept nogil:
     ok = prepare(job, side) and (save_spans(job, side) if job.task == SAVE else restore_spans(job, side))
     ok = ok and wait_for(job, side, 0) and wait_for(job, side, 1)
     if not ok:
-        settle(job, side)
+        drain_copies(job, side)
         count_store(&job.stop, 1)
 
 
-cdef void settle(Job* job, Side* side) noexcept nogil:
-    """Wait, after a failure, for the copies under way: what they read and write is given back next."""
+cdef void drain_copies(Job* job, Side* side) noexcept nogil:
+    """After a failure, wait for the copies under way: the caller frees the memory that they read and write."""
     cdef DeviceTable* table = job.table
     if table.capabilities & IS_HOST or table.stream_synchronize == NULL:
         return

@@ -50,7 +50,7 @@ cdef bint spool_init(Spool* spool) noexcept nogil
 cdef void spool_clear(Spool* spool) noexcept nogil
 cdef void spool_close(Spool* spool) noexcept nogil
 
-# What the engine calls.
+# The functions that the engine calls:
 cdef TraceRecord* spool_place(void* spool) noexcept nogil
 cdef void spool_flush(Spool* spool) noexcept nogil      # queues the records written so far. pre: as for `spool_place`
 # Waits briefly while the writer is behind; returns whether the writer has caught up. A caller that holds the
@@ -58,7 +58,7 @@ cdef void spool_flush(Spool* spool) noexcept nogil      # queues the records wri
 # the engine
 cdef bint spool_pace(Spool* spool) noexcept nogil
 
-# What the writer calls.
+# The functions that the writer thread calls:
 cdef Batch* spool_take(Spool* spool, long long patience_us) noexcept nogil
 cdef void spool_return(Spool* spool, Batch* batch) noexcept nogil
 

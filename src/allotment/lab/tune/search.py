@@ -132,7 +132,7 @@ class Tuned(NotebookResult):
     roomy: Candidate | None = None
     """If none fits: the settings that need the least on a device without a limit, and what they need."""
     growth: Growth | None = None
-    """The growth with every step, which runs out of memory under any settings."""
+    """Set if memory grows with every step: such a program runs out of it under any settings."""
     failure: Failure | None = None
     """The first request that the recording shows as out of memory; settings were tried on a device of that size."""
 

@@ -46,7 +46,7 @@ static int is_the_allocators(CUdeviceptr address, Caller caller) {
 #define WITH_ROOM(is_excluded, result, call) \
     do { \
         result = call; \
-        if (result == OUT_OF_MEMORY && !(is_excluded) && serve_give_back(current_device())) result = call; \
+        if (result == OUT_OF_MEMORY && !(is_excluded) && serve_release_cached(current_device())) result = call; \
     } while (0)
 
 /* --- plain memory --- */

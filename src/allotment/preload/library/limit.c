@@ -28,7 +28,7 @@ int limit_allows(int device, uint64_t size, Caller caller) {
     if (sample(device) && fits(device, size)) return 1;
     trim_pool(device);
     if (sample(device) && fits(device, size)) return 1;
-    return caller.library != LIBRARY_OURS && serve_give_back(device) && sample(device) && fits(device, size);
+    return caller.library != LIBRARY_OURS && serve_release_cached(device) && sample(device) && fits(device, size);
 }
 
 /* A graph gets its memory when it is launched. So this request is compared with the room that there is now. */

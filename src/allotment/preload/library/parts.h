@@ -131,7 +131,7 @@ int serve_plain(CUdeviceptr* address, size_t size, Caller caller, CUresult* resu
 int serve_async(CUdeviceptr* address, size_t size, CUstream stream, Caller caller, CUresult* result);
 CUresult serve_free(const Entry* entry);
 CUresult serve_free_async(const Entry* entry, CUstream stream);
-int serve_give_back(int device);
+int serve_release_cached(int device);     /* to the driver; 1: some memory may be free there now */
 void note_stream(CUstream stream, CUcontext context);
 void note_no_stream(CUstream stream);
 void streams_end(CUcontext context);    /* they end with it */

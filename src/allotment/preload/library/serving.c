@@ -227,7 +227,7 @@ int serve_async(CUdeviceptr* address, size_t size, CUstream stream, Caller calle
     return serve(table, entry, address, result);
 }
 
-static CUresult give_back(const allotment_entry_points* table, const Entry* entry) {
+static CUresult free_block(const allotment_entry_points* table, const Entry* entry) {
     if (table->free(table->context, (void*)(uintptr_t)entry->key, entry->size, entry->device, NULL)) return SUCCESS;
     ledger_add(entry);      /* the device refused an event: the block stays in use, and can be freed again */
     return UNKNOWN_ERROR;
@@ -239,7 +239,7 @@ CUresult serve_free(const Entry* entry) {
     inside++;
     int is_pushed = context && REAL(cuCtxPushCurrent_v2)(context) == SUCCESS;    /* the caller's may be another */
     order_after_all_work(table, entry);
-    CUresult result = give_back(table, entry);
+    CUresult result = free_block(table, entry);
     if (is_pushed) REAL(cuCtxPopCurrent_v2)(&popped);
     inside--;
     return result;
@@ -252,12 +252,12 @@ CUresult serve_free_async(const Entry* entry, CUstream stream) {
     if (stream == THREAD_STREAM) order_after_thread_streams(table, entry);
     else if ((uint64_t)(uintptr_t)stream != entry->more)
         table->record_stream(table->context, (void*)(uintptr_t)entry->key, stream);
-    CUresult result = give_back(table, entry);
+    CUresult result = free_block(table, entry);
     inside--;
     return result;
 }
 
-int serve_give_back(int device) {
+int serve_release_cached(int device) {
     if (device < 0 || inside) return 0;
     if (options.depth == DEPTH_COUNT ? !is_ready(device) : atomic_load(&servers[device].state) != READY) return 0;
     const allotment_entry_points* table = atomic_load(&servers[device].tables[TENANT_OTHER]);
