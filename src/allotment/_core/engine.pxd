@@ -15,7 +15,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from allotment._core.contract.table cimport DeviceTable
 from allotment._core.contract.types cimport address_t, bytes_t, device_t, stream_t
-from allotment._core.mechanism.block cimport count_free_requested
+from allotment._core.mechanism.block cimport complete_free, count_free_requested
 from allotment._core.mechanism.failure cimport host_memory_failed
 from allotment._core.mechanism.frees cimport finish_late_frees, free_at_once
 from allotment._core.mechanism.pool cimport free_list_for
@@ -131,16 +131,15 @@ cdef inline bint complete_finished(Engine* engine, Request* request) noexcept no
     return not anything_waits(engine) or poll_events(engine, request.context, &request.failure)
 
 
-cdef inline bint is_ordinary(const Engine* engine) noexcept nogil:
-    """Whether only the free lists of the default pool matter to a request, and its size is rounded simply.
+cdef inline size_t what_is_unusual(const Engine* engine) noexcept nogil:
+    """Return 0 if only free memory of the default pool matters to a request, and its size is rounded simply.
 
     The conditions are flags or pointers, and nearly always 0: testing their union takes one branch.
     """
     cdef int flags = (engine.slow_path_reasons | engine.trace.on | engine.uncached | engine.limited
                       | engine.tuning.divided
                       | engine.tuning.expandable)
-    return (<size_t> engine.defaults.large.arena | <size_t> engine.first_waiting | <size_t> engine.first_deferred
-            | <size_t> flags) == 0
+    return <size_t> engine.first_waiting | <size_t> engine.first_deferred | <size_t> flags
 
 
 cdef inline Block* serve_ordinary(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil:
@@ -149,9 +148,12 @@ cdef inline Block* serve_ordinary(Engine* engine, bytes_t size, stream_t stream,
     The hottest callers try this before they fill in a `Request` for `serve_from_cache`, which does the rest. pre: size
     > 0
     """
+    cdef size_t unusual = what_is_unusual(engine)
     cdef Block* block
-    if not is_ordinary(engine):
-        return NULL
+    if (unusual | <size_t> engine.defaults.large.arena) != 0:
+        if unusual != 0 or engine.defaults.placement.hit_last_freed == NULL:
+            return NULL
+        return engine.defaults.placement.hit_last_freed(engine, size, stream, context)
     block = hit_last_freed(engine, size, stream, context)
     return block if block != NULL else hit_on_free_list(engine, size, stream, context)
 
@@ -196,7 +198,11 @@ cdef inline Block* serve(Engine* engine, Request* request) noexcept nogil:
 cdef inline void free_at_once_inline(Engine* engine, Block* block, uint32_t context) noexcept nogil:
     """Free a block that no other stream uses: `free_at_once`, with PyTorch's placement inlined."""
     if block.free_list.half.arena != NULL or engine.trace.on:
-        free_at_once(engine, block, context)
+        if engine.trace.on:
+            free_at_once(engine, block, context)
+        else:
+            count_free_requested(engine, block)
+            complete_free(engine, block, context)
         return
     count_free_requested(engine, block)
     free_to_list_untraced(engine, block)

@@ -128,8 +128,9 @@ class Pair:
         self.allocator.free(address)
         self.model.free(tile)
 
-    def check(self) -> None:
-        self.allocator.inspection.check_invariants()
+    def check(self, everything: bool) -> None:
+        if everything:  # not always: it makes the engine put the block freed last where free memory is searched
+            self.allocator.inspection.check_invariants()
         stats = self.allocator.stats()
         assert stats["reserved_bytes.all.current"] == self.model.reserved == self.device.used
         assert stats["active_bytes.all.current"] == self.model.active
@@ -144,7 +145,7 @@ def run_sequence(seed: int, steps: int) -> None:
     rng = random.Random(seed)
     settings = drawn_settings(rng)
     pair = Pair(settings)
-    favourites = [rng.choice(SIZES) for _ in range(4)]
+    favourites = [rng.choice(SIZES) for _ in range(rng.choice((2, 4)))]
     for _ in range(steps):
         draw = rng.random()
         stream = rng.randrange(settings.streams)
@@ -172,7 +173,7 @@ def run_sequence(seed: int, steps: int) -> None:
             pair.model.empty_cache()
         elif pair.open:
             pair.close(rng.choice(pair.open))
-        pair.check()
+        pair.check(everything=rng.random() < 0.3)
 
 
 @pytest.mark.parametrize("seed", range(some(24)))

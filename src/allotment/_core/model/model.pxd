@@ -258,6 +258,9 @@ cdef struct Placement:
     # else that is possible.
     Block* (*hit)(Engine* engine, Request* request) noexcept nogil
     Block* (*miss)(Engine* engine, Request* request) noexcept nogil
+    # Like `hit`, for an ordinary request of the default pool: whole blocks, and nothing traced or waiting. Also NULL,
+    # without a change, if the block freed last does not suit it. NULL: `hit` is always called.
+    Block* (*hit_last_freed)(Engine* engine, bytes_t size, stream_t stream, uint32_t context) noexcept nogil
     # Like `hit`, for a request of another pool when the device is out of memory. pre: request.free_list is of this pool
     Block* (*lend)(Engine* engine, Request* request) noexcept nogil
     # Reserves records for `count` calls of `take_front`. NULL: the caller reserves the engine's own

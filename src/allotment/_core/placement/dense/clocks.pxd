@@ -78,8 +78,11 @@ cdef inline void clock_join(Clock* clock, const Clock* other) noexcept nogil:
         clock_join_slowly(clock, other)
 
 
+cdef inline bint is_only_of(const Clock* clock, const StreamRecord* stream) noexcept nogil:
+    """Whether the clock contains no other stream than this one."""
+    return clock.everyone == 0 and (clock.count == 0 or clock.count == 1 and clock.streams[0] == stream)
+
+
 cdef inline bint clock_covers(Engine* engine, const Clock* clock, const StreamRecord* stream) noexcept nogil:
     """Whether `stream` is ordered after everything in the clock. Mostly the clock contains only that stream."""
-    if clock.everyone == 0 and (clock.count == 0 or clock.count == 1 and clock.streams[0] == stream):
-        return True
-    return clock_covers_slowly(engine, clock, stream)
+    return is_only_of(clock, stream) or clock_covers_slowly(engine, clock, stream)

@@ -22,10 +22,11 @@ from allotment._core.model.model cimport (
 from allotment._core.placement.dense.arena cimport (
     arena_adopt, arena_clear, arena_grant, arena_make, arena_retire, arena_trim, free_ends)
 from allotment._core.placement.dense.arena_check cimport check_arena
+from allotment._core.placement.dense.at_hand cimport hit_at_hand, keep_at_hand, may_keep_at_hand, settle
 from allotment._core.placement.dense.clocks cimport (
     clock_clear, clock_covers, clock_note, is_past, may_use_later, note_all_past, order_after_clock, see_past,
     wait_for_pending, waited_reserve)
-from allotment._core.placement.dense.growth cimport grow, grow_plainly, held, in_use, left_to_get, may_wait
+from allotment._core.placement.dense.growth cimport grow, grow_plainly, held, left_to_get, may_wait, note_peak
 from allotment._core.placement.dense.moves cimport report_moves
 from allotment._core.placement.dense.structures cimport (
     TILE_FREE, TILE_USED, Arena, Clock, DenseChunk, Node, Region, Tile, View, tile_behind, tile_end, tile_of, view_end,
@@ -33,6 +34,7 @@ from allotment._core.placement.dense.structures cimport (
 from allotment._core.placement.dense.tile cimport records_to_hand_out, tile_give, tile_take
 from allotment._core.placement.dense.tile_index cimport (
     LARGE_TILE, first_beside, first_fit, first_of_size, next_fit, node_next)
+from allotment._core.placement.dense.usage cimport count_given
 from allotment._core.tools.arrays cimport make_room
 from allotment._core.tools.slab cimport slab_reserve
 
@@ -46,6 +48,10 @@ cdef enum:
 
 cdef inline Arena* arena_of(const Request* request) noexcept nogil:
     return <Arena*> request.free_list.half.arena
+
+
+cdef inline Arena* arena_of_block(const Block* block) noexcept nogil:
+    return <Arena*> block.free_list.half.arena
 
 
 # --- which bytes --------------------------------------------------------------------------------------------------
@@ -181,12 +187,6 @@ cdef Tile* find_or_synchronize(Arena* arena, Request* request, bint searched, ad
     return tile
 
 
-cdef inline void note_peak(Engine* engine) noexcept nogil:
-    cdef Arena* arena = <Arena*> engine.defaults.large.arena
-    if arena != NULL and in_use(engine) > arena.peak:
-        arena.peak = in_use(engine)
-
-
 cdef Block* deliver(Arena* arena, Request* request, Tile* tile, address_t address) noexcept nogil:
     """Allocate bytes of a free tile."""
     cdef Engine* engine = arena.engine
@@ -206,7 +206,9 @@ cdef Block* deliver(Arena* arena, Request* request, Tile* tile, address_t addres
 cdef Block* hit(Engine* engine, Request* request) noexcept nogil:
     cdef Arena* arena = arena_of(request)
     cdef address_t address
-    cdef Tile* tile = find_ready(arena, request.rounded, request.free_list.stream, &address)
+    cdef Tile* tile
+    settle(arena)
+    tile = find_ready(arena, request.rounded, request.free_list.stream, &address)
     return deliver(arena, request, tile, address) if tile != NULL else NULL
 
 
@@ -480,6 +482,7 @@ cdef Block* miss(Engine* engine, Request* request) noexcept nogil:
             return block
     # Keeps the requesting pool alive, whatever else is released on the way.
     pool.asking += 1
+    settle(arena)
     tile = find_elsewhere(arena, request, &address)
     pool.asking -= 1
     if tile != NULL:
@@ -507,19 +510,26 @@ cdef Block* lend(Engine* engine, Request* request) noexcept nogil:
 
 cdef inline void free_to_arena(Engine* engine, Block* block, uint32_t context, Clock* clock) noexcept nogil:
     """Free a block; `clock` holds the moments of streams other than its own."""
+    cdef Arena* arena = arena_of_block(block)
     cdef StreamRecord* stream = block.free_list.stream
     note_free_completed(engine, block, context)
     if engine.trace.on:
-        report_moves(<Arena*> block.free_list.half.arena, tile_of(block), True, context)
+        report_moves(arena, tile_of(block), True, context)
     if tile_of(block).keeps_clock:
         clock[0] = tile_of(block).clock
     else:
         clock_note(clock, stream, next_moment(engine, stream))
-    tile_give(<Arena*> block.free_list.half.arena, tile_of(block), clock)
+    count_given(arena, tile_of(block), clock)
+    tile_give(arena, tile_of(block), clock)
 
 
 cdef void complete_free(Engine* engine, Block* block, uint32_t context) noexcept nogil:
+    cdef Arena* arena = arena_of_block(block)
     cdef Clock clock
+    settle(arena)
+    if may_keep_at_hand(arena, block):
+        keep_at_hand(engine, arena, block)
+        return
     clock_clear(&clock)
     free_to_arena(engine, block, context, &clock)
 
@@ -558,7 +568,10 @@ cdef bint release(Engine* engine, Pool* pool, bytes_t keep, uint32_t context, Fa
     cdef Arena* arena = <Arena*> pool.large.arena
     if arena.chunk_count == 0 and arena.leftover_count == 0:
         return True
-    return synchronize(engine, failure) and arena_trim(arena, keep, context, failure)
+    if not synchronize(engine, failure):
+        return False
+    settle(arena)
+    return arena_trim(arena, keep, context, failure)
 
 
 cdef bint retire(Engine* engine, Pool* pool, Failure* failure) noexcept nogil:
@@ -571,6 +584,7 @@ cdef bint grant(Engine* engine, Pool* pool, device_t device, Failure* failure) n
 
 cdef bytes_t largest_free(Engine* engine, Pool* pool) noexcept nogil:
     cdef Arena* arena = <Arena*> pool.large.arena
+    settle(arena)
     return arena.free_tiles.longest if arena.free_tiles != NULL else 0
 
 
@@ -587,6 +601,7 @@ cdef bytes_t joinable(Engine* engine, Pool* pool) noexcept nogil:
     cdef bytes_t longest_head = 0
     cdef bytes_t longest_tail = 0
     cdef bytes_t head, tail
+    settle(arena)
     if arena.is_private or engine.tuning.dense_views < 2:
         return largest_free(engine, pool)
     while chunk != NULL:
@@ -602,6 +617,7 @@ cdef bytes_t joinable(Engine* engine, Pool* pool) noexcept nogil:
 
 cdef Range* ranges(Engine* engine, Pool* pool) noexcept nogil:
     cdef Arena* arena = arena_of_pool(pool)
+    settle(arena)
     return &arena.regions[0].range if arena.region_count > 0 else NULL
 
 
@@ -613,6 +629,7 @@ cdef bint walk(Engine* engine, Pool* pool, visit_t visit, void* self) noexcept n
     cdef address_t at = 0       # end of what was visited last
     cdef address_t low, high
     cdef size_t i
+    settle(arena)
     for i in range(arena.region_count):
         tile = <Tile*> arena.regions[i].range.head
         while tile != NULL:
@@ -648,12 +665,13 @@ cdef bint chunks(Engine* engine, Block* block, visit_chunk_t visit, void* self) 
 
 
 cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
-    return check_arena(<Arena*> pool.large.arena, totals)
+    settle(arena_of_pool(pool))
+    return check_arena(arena_of_pool(pool), totals)
 
 
 cdef Placement table = Placement(
-    name=b"dense", needs_virtual=True, create=create, destroy=destroy, hit=hit, miss=miss, lend=lend, reserve=reserve,
-    take_front=take_front, complete_free=complete_free, release=release, retire=retire, grant=grant,
+    name=b"dense", needs_virtual=True, create=create, destroy=destroy, hit=hit, hit_last_freed=hit_at_hand, miss=miss,
+    lend=lend, reserve=reserve, take_front=take_front, complete_free=complete_free, release=release, retire=retire, grant=grant,
     largest_free=largest_free, free_bytes=free_bytes, joinable=joinable, ranges=ranges, walk=walk, chunks=chunks,
     check=check)
 

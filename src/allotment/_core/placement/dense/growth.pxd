@@ -25,5 +25,11 @@ cdef inline bytes_t in_use(const Engine* engine) noexcept nogil:
     return <bytes_t> tally_now(&engine.stats.active_bytes)
 
 
+cdef inline void note_peak(Engine* engine) noexcept nogil:
+    cdef Arena* arena = <Arena*> engine.defaults.large.arena
+    if arena != NULL and in_use(engine) > arena.peak:
+        arena.peak = in_use(engine)
+
+
 cdef inline bytes_t held(const Engine* engine) noexcept nogil:
     return <bytes_t> tally_now(&engine.stats.reserved_bytes)

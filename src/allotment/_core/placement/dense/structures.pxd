@@ -155,6 +155,8 @@ cdef struct Arena:
     Node* sizes                 # large free tiles by size
     Node* neighbours            # free tiles by the size of a large tile in use next to them
     Node* gaps                  # by place
+    Tile* at_hand               # the block freed last, not yet free here: see at_hand
+    uint64_t at_hand_freed      # its moment of the engine's clock
     Tile* loose                 # a free tile whose position in `sizes` is out of date: see tile_index
     bint lacks_aids             # host memory was short: `sizes` and `neighbours` may lack tiles, which does no harm
     DenseChunk* first_chunk

@@ -1,14 +1,13 @@
 from libc.stdint cimport uint64_t
 
-from allotment._core.contract.types cimport address_t, bytes_t, count_t
+from allotment._core.contract.types cimport address_t, bytes_t
 from allotment._core.placement.dense.clocks cimport clock_clear, clock_join
 from allotment._core.placement.dense.structures cimport (
-    TILE_FREE, TILE_GAP, TILE_SHADOW, TILE_USED, Arena, Clock, DenseChunk, Node, Region, Tile, View, place_of,
-    region_of, tile_before, tile_behind, tile_end, view_end)
+    TILE_FREE, TILE_GAP, TILE_SHADOW, TILE_USED, Arena, Clock, Node, Region, Tile, View, place_of, region_of,
+    tile_before, tile_behind, tile_end, view_end)
 from allotment._core.placement.dense.tile_index cimport (
     gap_enter, gap_leave, node_up_to, tile_changed, tile_enter, tile_leave)
-from allotment._core.placement.dense.witness cimport witness_free
-from allotment._core.records.stats cimport LARGE, Stats, tally_move
+from allotment._core.placement.dense.usage cimport count_taken
 from allotment._core.tools.slab cimport slab_give, slab_take
 
 
@@ -285,17 +284,6 @@ cdef uint64_t records_to_hand_out(const Tile* tile, address_t address, bytes_t s
     return records
 
 
-cdef inline void count_live(Arena* arena, DenseChunk* chunk, bytes_t live) noexcept nogil:
-    """Set the bytes in use of a chunk. The free bytes of a partly used chunk count as inactive split."""
-    cdef Stats* stats = &arena.engine.stats
-    cdef bytes_t split = chunk.size - chunk.live if chunk.live > 0 else 0
-    cdef bytes_t rest = chunk.size - live if live > 0 else 0
-    chunk.live = live
-    if (split > 0) != (rest > 0):
-        tally_move(&stats.inactive_split, LARGE, 1 if rest > 0 else -1)
-    tally_move(&stats.inactive_split_bytes, LARGE, <count_t> rest - <count_t> split)
-
-
 cdef void cast_shadows(Arena* arena, Tile* tile, View* view, bytes_t offset, bytes_t size) noexcept nogil:
     """Cut bytes of a chunk out of every view except the one they are used through."""
     cdef View* other = view.chunk.home
@@ -317,40 +305,20 @@ cdef Tile* tile_take(Arena* arena, Tile* tile, address_t address, bytes_t size) 
     cdef address_t low, high
     taken.user = NULL
     taken.keeps_clock = False
-    arena.requests += 1
+    count_taken(arena, taken)
     while view != NULL and view.address < address + size:
-        low = max(address, view.address)
-        high = min(address + size, view_end(view))
-        count_live(arena, view.chunk, view.chunk.live + (high - low))
-        view.live += high - low
-        view.last_use = arena.requests
         if view.chunk.view_count > 1:
+            low = max(address, view.address)
+            high = min(address + size, view_end(view))
             cast_shadows(arena, taken, view, low - view.address, high - low)
         view = view.behind
-    arena.active += size
     return taken
 
 
 cdef void tile_give(Arena* arena, Tile* tile, const Clock* clock) noexcept nogil:
-    """Free the bytes of a tile in every view."""
-    cdef View* view = tile.view
-    cdef address_t end = tile_end(tile)
-    cdef address_t low, high
+    """Free the bytes of a tile in every view. pre: `count_given`"""
     cdef Tile* shadow = tile.user
     cdef Tile* following
-    while view != NULL and view.address < end:
-        low = max(tile.block.address, view.address)
-        high = min(end, view_end(view))
-        count_live(arena, view.chunk, view.chunk.live - (high - low))
-        view.live -= high - low
-        view.freed = arena.engine.moment
-        if arena.witnessed:
-            witness_free(view.chunk, low - view.address, high - view.address, clock)
-        view = view.behind
-    arena.active -= tile.block.size
-    if arena.loading:
-        arena.freed += tile.block.size
-        arena.loading = arena.freed <= max(<bytes_t> 1048576, arena.peak // 32)
     tile_free(arena, tile, clock)
     while shadow != NULL:
         following = shadow.next_shadow
