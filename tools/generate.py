@@ -76,6 +76,9 @@ def table() -> str:
         "    device_t device         # index shown in reports and snapshots",
         "    uint64_t serial         # no two devices of a process have the same one; `self` may get a reused address",
         "    void* self",
+        "    # Under IS_UNCHECKED: whether stream_create returned this handle. It then stays valid, destroyed",
+        "    # or not. Must not block. NULL: it keeps none.",
+        "    bint (*keeps_stream)(void* self, stream_t stream) noexcept nogil",
         *fields(), "", "",
     ])  # fmt: skip
 

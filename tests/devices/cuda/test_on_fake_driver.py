@@ -203,6 +203,39 @@ print(allocator.stats()["dense.waits"] > 0)
     assert done.stdout == f"{shares}\n", done.stderr
 
 
+@pytest.mark.parametrize("destroyed", [False, True])
+@pytest.mark.parametrize("others_end", [False, True])
+def test_streams_of_allotment_share_memory_also_after_their_end(forgetful_driver, destroyed, others_end):
+    body = f"""{STREAMS_OF_OTHERS}
+if {others_end}:
+    allocator._note_streams(False)
+own = [allotment.Stream(allocator) for _ in range(3)]
+handles = [stream.handle for stream in own]
+pair = allocator.malloc(30 << 20, handles[0]), allocator.malloc(5 << 20, handles[1])
+for block in pair:
+    allocator.free(block)
+if {destroyed}:
+    own[0].destroy()
+    own[1].destroy()
+found = {{allocator.malloc(30 << 20, handles[2]), allocator.malloc(5 << 20, streams[0].value)}}
+allocator.inspection.check_invariants()
+print(found == set(pair), allocator.stats()["dense.waits"])
+"""
+    done = run(forgetful_driver, "-c", body)
+    assert done.stdout == "True 2\n", done.stderr
+
+
+def test_a_stream_of_allotment_waits_for_no_stream_of_others(forgetful_driver):
+    body = f"""{STREAMS_OF_OTHERS}
+block = allocator.malloc(30 << 20, streams[0].value)
+allocator.free(block)
+cuda.cuStreamDestroy_v2(streams[0])
+print(allocator.malloc(30 << 20, allotment.Stream(allocator)) == block, allocator.stats()["dense.waits"])
+"""
+    done = run(forgetful_driver, "-c", body)
+    assert done.stdout == "False 0\n", done.stderr
+
+
 @pytest.mark.parametrize("without", ["", "registering"])
 def test_contents_come_back_whichever_way_the_driver_pins_memory(driver, without):
     body = """

@@ -74,6 +74,9 @@ cdef struct DeviceTable:
     device_t device         # index shown in reports and snapshots
     uint64_t serial         # no two devices of a process have the same one; `self` may get a reused address
     void* self
+    # Under IS_UNCHECKED: whether stream_create returned this handle. It then stays valid, destroyed
+    # or not. Must not block. NULL: it keeps none.
+    bint (*keeps_stream)(void* self, stream_t stream) noexcept nogil
 
     # Plain memory: the only part every device has. `stream` is the stream of the request, for devices that need it.
     # segment_free waits for work that was submitted before and may still touch the segment, as a driver's free does.

@@ -32,6 +32,7 @@ cdef struct CudaContext:
     CUdevice device
     CUcontext handle            # NULL until the device is first used
     pthread_mutex_t mutex       # guards the handle until it is set, and everything below
+    PointerMap streams          # created here, and never destroyed: handle -> not NULL
     CUstream* parked            # streams that users have destroyed, sorted by handle
     size_t parked_count
     size_t parked_capacity

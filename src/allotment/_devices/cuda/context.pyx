@@ -50,8 +50,8 @@ cdef int list_devices() except -1:
     for ordinal in range(count):
         found[ordinal].ordinal = ordinal
         pthread_mutex_init(&found[ordinal].mutex, NULL)
-        if not (map_init(&found[ordinal].chunks) and map_init(&found[ordinal].descriptors)
-                and map_init(&found[ordinal].ipc_handles)):
+        if not (map_init(&found[ordinal].streams) and map_init(&found[ordinal].chunks)
+                and map_init(&found[ordinal].descriptors) and map_init(&found[ordinal].ipc_handles)):
             raise MemoryError("the host has no memory for the records of CUDA devices")
     contexts, context_count = found, count
     return 0

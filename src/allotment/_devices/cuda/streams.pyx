@@ -1,10 +1,11 @@
 from libc.stddef cimport size_t
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport memcpy, memmove
 
 from allotment._core.contract.table cimport CAN_EVENTS, DEVICE_ERROR, INVALID, IS_UNCHECKED, DeviceTable, status_t
 from allotment._core.contract.types cimport event_t, stream_t
 from allotment._core.tools.arrays cimport make_room
+from allotment._core.tools.pointer_map cimport map_get, map_put, map_reserve
 from allotment._devices.cuda.context cimport (
     CudaContext, Visit, context_in, enter, leave, pthread_mutex_lock, pthread_mutex_unlock)
 from allotment._devices.cuda.driver cimport (
@@ -19,6 +20,7 @@ cdef enum:
 
 cdef void fill_streams(DeviceTable* table) noexcept:
     table.capabilities |= CAN_EVENTS | IS_UNCHECKED
+    table.keeps_stream = keeps_stream
     table.stream_create = stream_create
     table.stream_destroy = stream_destroy
     table.stream_query = stream_query
@@ -71,9 +73,27 @@ cdef CUresult take_stream(CudaContext* context, CUstream* stream) noexcept nogil
     idle = take_idle(context)
     pthread_mutex_unlock(&context.mutex)
     if idle == NULL:
-        return driver.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING)
+        return make_stream(context, stream)
     stream[0] = idle
     return CUDA_SUCCESS
+
+
+cdef CUresult make_stream(CudaContext* context, CUstream* stream) noexcept nogil:
+    cdef CUresult result = driver.cuStreamCreate(stream, CU_STREAM_NON_BLOCKING)
+    if result == CUDA_SUCCESS:
+        pthread_mutex_lock(&context.mutex)
+        if map_reserve(&context.streams):       # otherwise it counts as created elsewhere
+            map_put(&context.streams, <uint64_t> <uintptr_t> stream[0], context)
+        pthread_mutex_unlock(&context.mutex)
+    return result
+
+
+cdef bint keeps_stream(void* self, stream_t stream) noexcept nogil:
+    cdef CudaContext* context = context_in(self)
+    pthread_mutex_lock(&context.mutex)
+    cdef bint found = map_get(&context.streams, stream) != NULL
+    pthread_mutex_unlock(&context.mutex)
+    return found
 
 
 cdef CUstream take_idle(CudaContext* context) noexcept nogil:

@@ -7,7 +7,8 @@ what the search would find: the block is `at hand`. Counters are those of a free
     ... used |             free           | used ...        once somebody looks (`settle`)
 
 Only small blocks of the default pool are kept at hand, for which the search goes by place alone (see LARGE_TILE). Those
-that other views show too are not handed out again without a search. None is kept while a request is under way that may have released the lock: what follows then sees only settled tiles.
+that other views show too are not handed out again without a search. None is kept while a request is under way that may
+have released the lock: what follows then sees only settled tiles.
 """
 
 from libc.stdint cimport uint32_t, uint64_t

@@ -22,7 +22,8 @@ released, when it is short, and when a chunk has too many views.
 
 The code that created a stream may destroy it while the arena keeps memory that it freed, and some devices do not notice
 the use of a destroyed stream (IS_UNCHECKED). There no event is recorded on such a stream later (`may_use_later`): its
-memory serves other streams only after a synchronization of the device, unless the code promised that its streams last.
+memory serves other streams only after a synchronization of the device, unless the code promised that its streams last,
+or the device created the stream itself and keeps it.
 
 A wait is always for work that was submitted before, so the graph of waits follows the order of submission and cannot
 deadlock. Inside a capture the code records, queries and awaits no event; it also records none on a stream that is in a

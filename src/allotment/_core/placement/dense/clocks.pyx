@@ -102,8 +102,10 @@ cdef bint may_use_later(const Engine* engine, const StreamRecord* stream) noexce
     False if the code that created the stream may have destroyed it since, and the device does not notice that.
     """
     cdef const Arena* arena = <const Arena*> engine.defaults.large.arena
-    return (stream.handle == 0 or not engine.table.capabilities & IS_UNCHECKED
-            or arena != NULL and arena.streams_last and not arena.streams_end)
+    cdef const DeviceTable* table = engine.table
+    return (stream.handle == 0 or not table.capabilities & IS_UNCHECKED
+            or arena != NULL and arena.streams_last and not arena.streams_end
+            or table.keeps_stream != NULL and table.keeps_stream(table.self, stream.handle))
 
 
 cdef bint may_record_on(Engine* engine, const StreamRecord* stream, Failure* failure) noexcept nogil:

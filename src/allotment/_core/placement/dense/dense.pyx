@@ -671,9 +671,9 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
 
 cdef Placement table = Placement(
     name=b"dense", needs_virtual=True, create=create, destroy=destroy, hit=hit, hit_last_freed=hit_at_hand, miss=miss,
-    lend=lend, reserve=reserve, take_front=take_front, complete_free=complete_free, release=release, retire=retire, grant=grant,
-    largest_free=largest_free, free_bytes=free_bytes, joinable=joinable, ranges=ranges, walk=walk, chunks=chunks,
-    check=check)
+    lend=lend, reserve=reserve, take_front=take_front, complete_free=complete_free, release=release, retire=retire,
+    grant=grant, largest_free=largest_free, free_bytes=free_bytes, joinable=joinable, ranges=ranges, walk=walk,
+    chunks=chunks, check=check)
 
 
 cdef const Placement* dense_placement() noexcept nogil:
