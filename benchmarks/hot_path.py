@@ -89,6 +89,10 @@ def measures() -> dict[str, tuple[Measure, int]]:
         "pair from Python, dense": (lambda count: python_pair_ns(dense.malloc, dense.free, count), 4_000),
         "two empty calls": (lambda count: python_pair_ns(nothing.malloc, nothing.free, count), 4_000),
         "replacement among 256, from C": (lambda count: from_c.replacement_ns(LIVE, BLOCK, count), 10_000),
+        "replacement among 256, from C, dense": (
+            lambda count: dense_from_c.replacement_ns(LIVE, BLOCK, count),
+            10_000,
+        ),
         "replacement among 256, from Python": (replacing_in_python(replaced.malloc, replaced.free), 4_000),
         "the same on two empty calls": (replacing_in_python(nothing.malloc, nothing.free), 4_000),
         "churn among 1,000, from C": (lambda count: from_c.replacement_ns(1_000, BLOCK, count), 10_000),
