@@ -23,6 +23,7 @@ from allotment.torch._deep.self_check import RUNNING
 from allotment.torch._deep.settings import DENSE, deep_settings, with_pytorchs_placement
 from allotment.torch._pinned.pinned import Kind, PinnedMemory, expect_kind
 from allotment.torch._process_state import process_state
+from allotment.torch._sleep_guard import guard
 
 if TYPE_CHECKING:
     from allotment._allocators.caching.allocator import Allocator
@@ -286,6 +287,7 @@ def _tenant_on(index: int) -> Tenant:
         allocator.pools.caching = False
     process_state.apply_to(allocator)
     allocator._note_streams(True)  # PyTorch destroys none of its streams
+    guard.watch(allocator)
     return allocator.tenant(TENANT)
 
 

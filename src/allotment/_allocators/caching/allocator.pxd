@@ -65,6 +65,7 @@ cdef class Allocator(AllocatorBase):
     cdef set waking                     # threads that are copying contents back
     cdef object ring                    # the Ring that contents are copied through; None until needed
     cdef dict host_copies               # pool id -> Contents whose host memory stays for the next pause
+    cdef object on_sleep                # called when memory has fallen asleep or wakes; None: nobody asks
 
     cdef object allocate(self, object size, object stream, thread_t thread, uint32_t tenant)
     cdef object allocate_read(self, bytes_t size, stream_t stream, thread_t thread, uint32_t tenant)

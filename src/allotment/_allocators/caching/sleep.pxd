@@ -68,5 +68,6 @@ cdef class Sleep(Part):
     cdef int has_woken(self, uint64_t first, uint64_t second, bint kept) except -1
     cdef int note_asleep(self, list ranges, str words) except -1
     cdef int forget_asleep(self, list ranges) except -1
+    cdef int tell(self) except -1               # who asked to be told (`_tell`)
     cdef str words_of_pool(self, uint64_t first, uint64_t second)
     cdef object name_of_pool(self, uint64_t first, uint64_t second)

@@ -276,7 +276,7 @@ cdef class Sleep(Part):
                     gone.append(self.allocator.host_copies.pop(key, None))
             finally:
                 self.allocator.leave_making_objects(collects)
-        return 0
+        return self.tell() if gone else 0
 
     def tags(self) -> dict[str, dict[str, int]]:
         """By name, in order of their last request, the "reserved_bytes" of each tag and the bytes that are "paused"."""
@@ -463,7 +463,7 @@ cdef class Sleep(Part):
         self.allocator.kept[pausing.key] = None if keeping.keep == "nothing" else pausing.contents
         if not keeping.keep_host:
             self.allocator.host_copies.pop(pausing.key, None)
-        return 0
+        return self.tell()
 
     cdef int undo_pauses(self, list begun) except -1:
         cdef object failure = None
@@ -479,6 +479,7 @@ cdef class Sleep(Part):
                 if pausing.moving:
                     pausing.contents.drop(None)
                     self.has_woken(pausing.first, pausing.second, True)
+                self.tell()
             except BaseException as error:
                 failure = failure or error
         self.enter_to_end()     # last: from here on, another thread may pause it
@@ -619,6 +620,7 @@ cdef class Sleep(Part):
                     self.allocator.host_copies[each.key] = each.contents
                 self.has_woken(each.first, each.second, each.contents is not None)
                 self.forget_asleep(each.ranges)
+                self.tell()
             except BaseException as error:      # it is awake, and so are the rest
                 failure = failure or error
         self.enter_to_end()     # last: from here on, another thread may pause it
@@ -646,6 +648,37 @@ cdef class Sleep(Part):
             with nogil:
                 pause_end(self.allocator.engine, pool, &failure)
                 engine_leave(self.allocator.engine)
+
+    def _tell(self, on_sleep: Callable[[], None]) -> None:
+        """Call `on_sleep` whenever memory has fallen asleep, before it is released, and when it is awake again."""
+        self.allocator.on_sleep = on_sleep
+
+    cdef int tell(self) except -1:
+        if self.allocator.on_sleep is not None:
+            self.allocator.on_sleep()
+        return 0
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Address and size of each range of memory that is paused."""
+        return [range_ for first, second in list(self.allocator.kept) for range_ in self.ranges_of(first, second)]
+
+    def _require_awake(self, address: int) -> None:
+        """Raise PausedError if an address lies in a range of paused memory."""
+        pool = self.pool_around(address)
+        if pool is not None:
+            self._require_pool_awake(pool)
+
+    def _require_pool_awake(self, pool: PoolId) -> None:
+        """Raise PausedError if a pool is paused, or is being paused or resumed."""
+        cdef Failure failure
+        cdef EnginePool* found
+        cdef bint awake = True
+        first, second = pool
+        self.allocator.enter()
+        found = pool_find(self.allocator.engine, first, second)
+        if found != NULL and found.sleep != AWAKE:
+            awake = pause_failed(&failure, FAILED_PAUSED, found)
+        self.allocator.leave(awake, &failure)
 
     cdef list ranges_of(self, uint64_t first, uint64_t second):
         cdef list found = []

@@ -36,7 +36,7 @@ HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1]
 SOURCES = (
     "torch_allocator.cc", "observers.hpp", "upcalls.hpp", "conversions.hpp", "interface.hpp", "contexts.hpp",
-    "versions.hpp", "framework_interface.h",
+    "versions.hpp", "framework_interface.h", "sleep_guard.hpp",
 )  # fmt: skip
 OUR_CUDA_HEADERS = HERE / "cuda_headers"
 PACKAGED = HERE / "compiled"
@@ -209,11 +209,9 @@ def library(torch: TorchFacts, say: Say | None = None, program: Program = TORCH_
     say = say or say_on_standard_error
     refuse_unknown(torch)
     name = kept_name(torch, program)
-    for path in folders():
-        with contextlib.suppress(OSError), Folder(path) as folder:  # the second loop names the problems
-            kept = folder.library(name)
-            if kept is not None:
-                return kept
+    kept = kept_library(torch, program)
+    if kept is not None:
+        return kept
     problems = []
     for path in folders():
         try:
@@ -222,6 +220,16 @@ def library(torch: TorchFacts, say: Say | None = None, program: Program = TORCH_
         except OSError as error:
             problems.append(str(error))
     raise CannotBuild(f"no folder can be written for the compiled library: {'; '.join(problems)}")
+
+
+def kept_library(torch: TorchFacts, program: Program = TORCH_ALLOCATOR) -> Library | None:
+    """Open the library that was compiled for this build of PyTorch earlier; None if no folder has it."""
+    for path in folders():
+        with contextlib.suppress(OSError), Folder(path) as folder:  # who compiles it names the problems
+            kept = folder.library(kept_name(torch, program))
+            if kept is not None:
+                return kept
+    return None
 
 
 def folders() -> Iterator[Path]:
@@ -355,6 +363,7 @@ def flags(torch: TorchFacts) -> list[str]:
     libraries = torch.folder / "lib"
     return [
         *(f"-std={standard} -O2 -fPIC -shared -fvisibility=hidden -x c++".split()),
+        "-DNDEBUG",  # as PyTorch itself: without it, some of its classes have more members
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.new_strings)}",
         f"-I{PACKAGE / 'include'}",
         *(f"-isystem{folder}" for folder in [headers, headers / "torch" / "csrc" / "api" / "include"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from allotment.torch._deep.building import (
     Program,
     TorchFacts,
     is_proven,
+    kept_library,
     library,
     packaged_library,
     refuse_unknown,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from allotment._allocators.caching.tenants import Tenant
 
 _loaded: Any = None  # the library; kept, because PyTorch calls into it until the process ends
+_at_hand: Any = None  # the library in hooks mode, likewise
 
 
 def torch_here() -> TorchFacts:
@@ -70,6 +73,17 @@ def load(*, insist: bool) -> Any:
         expect_equal(here, built, say_on_standard_error, lambda: torch.cuda.device_count() > 0)
     _loaded = opened
     return opened
+
+
+def library_at_hand() -> Any | None:
+    """The compiled torch allocator, for its functions that need no `put_in_place`; None if it was never compiled."""
+    global _at_hand
+    if _loaded is None and _at_hand is None:
+        here = torch_here()
+        with suppress(OSError):
+            found = packaged_library(here) or kept_library(here)
+            _at_hand = ctypes.CDLL(found.loadable) if found is not None else None
+    return _loaded or _at_hand
 
 
 def open_library(here: TorchFacts, program: Program, fits: Callable[[Any], bool]) -> tuple[Library, Any]:

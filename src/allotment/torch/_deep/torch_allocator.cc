@@ -14,6 +14,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -22,6 +23,7 @@
 #include "conversions.hpp"
 #include "interface.hpp"
 #include "observers.hpp"
+#include "sleep_guard.hpp"
 #include "upcalls.hpp"
 #include "versions.hpp"
 
@@ -621,6 +623,21 @@ __attribute__((visibility("default"))) const char* allotment_torch_allocator_ins
     }
     std::strncpy(refusal, reason.c_str(), sizeof(refusal) - 1);
     return refusal;
+}
+
+/* Refuse operators on memory that sleeps: where it may be, and what knows it exactly. Also without `install`. */
+__attribute__((visibility("default"))) void allotment_torch_refuse_asleep(
+    const uint64_t* begins, const uint64_t* ends, size_t count, allotment::explain_sleep_t explain) {
+    using namespace allotment;
+    count = std::min(count, EXTENTS_MOST);
+    explain_sleep = explain;
+    extent_count = 0;
+    for (size_t i = 0; i < count; ++i) {
+        extents[i].begin = begins[i];
+        extents[i].end = ends[i];
+    }
+    extent_count = count;
+    watch_operators(count > 0);
 }
 
 /* The number of contexts that are kept, for tests. */

@@ -32,6 +32,8 @@
 #define TORCH_HAS_RESERVE_CLASSES ALLOTMENT_TORCH(2, 15)
 /* 2.14: pinned memory has a history, and is part of snapshots */
 #define TORCH_RECORDS_PINNED_MEMORY ALLOTMENT_TORCH(2, 14)
+/* 2.12: reading the address of a storage can be allowed again */
+#define TORCH_CLEARS_ACCESS_ERRORS ALLOTMENT_TORCH(2, 12)
 /* 2.12: whether a refused free counts as done can be set */
 #define TORCH_CATCHES_PINNED_FREES ALLOTMENT_TORCH(2, 12)
 /* 2.13: sizes above which pinned memory is not rounded, or not cached */
