@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import sysconfig
 
 import pytest
 
@@ -138,10 +137,6 @@ def round_trip(allocator, device, stream, peer, buffer, value, *, reads_early=Fa
     return seen, set(device.copy_to_host(buffer.address, size))
 
 
-@pytest.mark.skipif(
-    bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-    reason="without an interpreter lock, the thread that made the allocator ends it: here, it would wait for itself",
-)
 def test_an_importer_that_closes_the_last_block_of_a_gone_allocator_delays_no_other(allocator, settings, device, peer):
     """The end of an allocator waits for the device. Here the device's work waits for the next opening."""
     stream = Stream(device)

@@ -83,6 +83,7 @@ class Lender(Protocol):
     def device(self) -> Device: ...
     @property
     def sharing(self) -> SharedBlocks: ...
+    def close(self) -> None: ...
 
 
 Key = tuple[int, int, int]
@@ -296,7 +297,7 @@ class Owner:
             if sys.getrefcount(parting[0]) == _LAST_REFERENCE:
                 # Closing an allocator waits for its device, whose work may wait for an importer that this thread
                 # serves.
-                threading.Thread(target=parting.clear, name="allotment close", daemon=True).start()
+                threading.Thread(target=_close, args=(parting,), name="allotment close", daemon=True).start()
 
     # --- the thread ---
 
@@ -605,6 +606,17 @@ def _at_exit() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 atexit.register(_at_exit)
+
+
+def _close(parting: list[Lender]) -> None:
+    """Close an allocator of which this is the last reference.
+
+    Without an interpreter lock, dropping the reference would leave that to the thread that created the allocator, and
+    the device's work may wait for that thread.
+    """
+    with contextlib.suppress(RequestError):  # C code has its entry points: it never ends
+        parting[0].close()
+    parting.clear()
 
 
 def share(lender: Lender, block: int, hold: float) -> SharedHandle:
