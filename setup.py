@@ -44,7 +44,6 @@ OFF_THE_HOT_PATH = (
     "allotment._allocators.caching.annotations",
     "allotment._allocators.caching.c_steps",
     "allotment._allocators.caching.contents",
-    "allotment._allocators.caching.copying",
     "allotment._allocators.caching.engine_settings",
     "allotment._allocators.caching.file_copy",
     "allotment._allocators.caching.history",
