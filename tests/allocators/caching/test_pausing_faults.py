@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import signal
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -37,6 +38,8 @@ class CopyingRelay(RelayDevice):
     def __init__(self, device):
         super().__init__(device)
         self.queued = {}
+        self.done = Counter()  # copies of each stream
+        self.recorded = {}  # the stream of each event, and how many of its copies come before
         self.early = []
 
     def stream_create(self):
@@ -49,9 +52,21 @@ class CopyingRelay(RelayDevice):
     def copy(self, destination, source, size, destination_device, source_device, stream):
         self.queued.setdefault(stream, []).append((destination, source, size))
 
+    def _do_first(self, stream, count):
+        for _ in range(count):
+            ctypes.memmove(*self.queued[stream].pop(0))
+        self.done[stream] += count
+
     def stream_synchronize(self, stream):
-        for copy in self.queued.pop(stream, ()):
-            ctypes.memmove(*copy)
+        self._do_first(stream, len(self.queued.get(stream, ())))
+
+    def event_record(self, event, stream):
+        self._relay("event_record", event, stream)
+        self.recorded[event] = stream, self.done[stream] + len(self.queued.get(stream, ()))
+
+    def event_synchronize(self, event):
+        stream, end = self.recorded[event]
+        self._do_first(stream, max(end - self.done[stream], 0))
 
     def device_synchronize(self):
         for stream in list(self.queued):

@@ -359,9 +359,11 @@ cdef void work(Job* job, Side* side) noexcept nogil:
     if job.task == FORGET:
         forget_spans(job)
         return
-    ok = prepare(job, side) and (save_spans(job, side) if job.task == SAVE else restore_spans(job, side))
-    ok = ok and wait_for(job, side, 0) and wait_for(job, side, 1)
-    if not ok:
+    if not prepare(job, side):
+        count_store(&job.stop, 1)
+        return
+    ok = save_spans(job, side) if job.task == SAVE else restore_spans(job, side)
+    if not (ok and wait_for(job, side, 0) and wait_for(job, side, 1)):
         drain_copies(job, side)
         count_store(&job.stop, 1)
 

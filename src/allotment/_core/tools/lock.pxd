@@ -48,7 +48,8 @@ cdef extern from *:
     #define allotment_owner_set(place, value) (*(volatile unsigned __int64*)(place) = (value))
     #define allotment_owner_get(place) (*(volatile unsigned __int64*)(place))
     static __inline void allotment_lock_relax(int round) {
-        if (round < ALLOTMENT_LOCK_SPINS) for (int pauses = 1 << (round < 6 ? round : 6); pauses > 0; pauses--) YieldProcessor();
+        if (round < ALLOTMENT_LOCK_SPINS)
+            for (int pauses = 1 << (round < 6 ? round : 6); pauses > 0; pauses--) YieldProcessor();
         else if (round < ALLOTMENT_LOCK_SPINS + 32) SwitchToThread();
         else Sleep(1);
     }
