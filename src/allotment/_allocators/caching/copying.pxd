@@ -51,8 +51,9 @@ cdef struct Side:               # what one thread works with
     void* memory                # of both buffers; NULL: not allocated yet
     bint pinned                 # the device made it
     char* buffers[2]            # aligned for direct I/O
-    event_t events[2]           # recorded behind the copies of each buffer
+    event_t events[2]           # for the end of the copies of each buffer
     int event_count
+    bint recorded[2]            # and not waited for yet
     stream_t stream             # of the jobs that begin with this lane
     bint has_stream
     # The reason why a thread stopped.

@@ -170,8 +170,9 @@ cdef size_t first_run_in(const Job* job, bytes_t offset) noexcept nogil:
 cdef bint wait_for(Job* job, Side* side, int turn) noexcept nogil:
     """Wait for the copies between the device and a buffer."""
     cdef status_t status
-    if turn >= side.event_count:
+    if not side.recorded[turn]:
         return True
+    side.recorded[turn] = False
     status = job.table.event_synchronize(job.table.self, side.events[turn])
     return status == OK or failed(side, status, b"event_synchronize")
 
@@ -205,6 +206,7 @@ cdef bint move_span(Job* job, Side* side, size_t span, int turn) noexcept nogil:
         i += 1
     if turn < side.event_count:
         status = table.event_record(table.self, side.events[turn], job.stream)
+        side.recorded[turn] = status == OK
     return status == OK or failed(side, status, b"event_record")
 
 
@@ -356,6 +358,7 @@ cdef void work(Job* job, Side* side) noexcept nogil:
     side.status = OK
     side.error = 0
     side.changed = False
+    side.recorded[0] = side.recorded[1] = False
     if job.task == FORGET:
         forget_spans(job)
         return
