@@ -49,6 +49,13 @@ class CopyingRelay(RelayDevice):
         self._relay("stream_destroy", stream)
         self.held["streams"] -= 1
 
+    def event_create(self):
+        return self._give("events", 1, self._relay("event_create"))
+
+    def event_destroy(self, event):
+        self._relay("event_destroy", event)
+        self.held["events"] -= 1
+
     def copy(self, destination, source, size, destination_device, source_device, stream):
         self.queued.setdefault(stream, []).append((destination, source, size))
 
@@ -146,7 +153,7 @@ class Model:
         assert not self.device.early or self.lost
         left = +self.device.held
         # Buffers are not reused for copies whose end the device never reported.
-        assert not left or (self.lost and set(left) == {"pinned", "streams"})
+        assert not left or (self.lost and set(left) == {"pinned", "streams", "events"})
 
 
 def faults(number, times, kind):
