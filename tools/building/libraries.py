@@ -117,7 +117,7 @@ class BuildLibraries(build_ext):
             [Extension(module.name, [str(module.source)], language="c++")],
             compiler_directives=self.directives,
             shared_utility_qualified_name=self.shared.name,
-            force=self.force_translation,
+            force=self.force_translation or self.is_older(module.c_file, self.shared.c_file),
             quiet=True,
         )
 
