@@ -3,9 +3,9 @@
     python benchmarks/gpu/mapped_runs.py [--device cuda:0] [--rounds 30]
 
 Dense placement maps several chunks side by side and then calls `set_access` once for all of them. A replay prices such
-a call like one for each mapping, which is an upper bound that nobody has measured, and that makes access two thirds of the
-driver time in replays of dense placement. Prints the medians in microseconds: of one call for the whole run, of a call for
-each mapping, and what the first costs for each mapping beyond the first one. Takes seconds and at most 4 GiB.
+a call like one for each mapping. That is an upper bound that nobody has measured, and makes access two thirds of the
+driver time in replays of dense placement. Prints the medians in microseconds: of one call for the whole run, of a call
+for each mapping, and what the first costs for each mapping beyond the first one. Takes seconds and at most 4 GiB.
 """
 
 from __future__ import annotations
