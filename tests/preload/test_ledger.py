@@ -365,7 +365,8 @@ def test_a_forked_process_starts_with_an_empty_ledger(driver, tmp_path):
 
 def test_forks_beside_threads_that_allocate_do_not_hang(driver, tmp_path):
     program = """
-    import threading
+    import threading, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)    # of a fork beside threads
     stop = threading.Event()
     def work():
         cuda.cuCtxPushCurrent_v2(context)

@@ -3,7 +3,8 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as running
 from hypothesis import strategies as st
 
 from allotment._settings import (
@@ -18,6 +19,8 @@ from allotment._settings import (
     shortest_size,
 )
 from allotment.errors import SettingsError
+
+unhurried = running(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -428,6 +431,7 @@ def test_a_small_size_without_a_unit_is_refused_with_the_sizes_that_may_be_meant
         parse_size(text)
 
 
+@unhurried
 @given(st.integers(min_value=0, max_value=UNLIMITED))
 def test_the_shortest_form_of_a_size_is_read_back(size):
     assert parse_size(shortest_size(size)) == size
@@ -478,6 +482,7 @@ def rendered_settings(draw):
     return Settings(**settings, text=text), text
 
 
+@unhurried
 @given(rendered_settings())
 def test_rendered_settings_round_trip_in_both_modes(case):
     settings, text = case
@@ -493,6 +498,7 @@ KEYS_AND_VALUES = [
 likely_text = st.lists(st.sampled_from([*KEYS_AND_VALUES, ",", ":", "[", "]", ":", ","]), max_size=20).map("".join)
 
 
+@unhurried
 @given(st.text() | likely_text)
 @example("max_split_size_mb:" + "9" * 5000)
 @example("per_process_memory_fraction:" + "9" * 5000)
@@ -510,6 +516,7 @@ def test_no_string_raises_anything_but_settings_errors(text):
         assert (strictly, None) == (settings, complaint), "what is strictly right means the same to PyTorch"
 
 
+@unhurried
 @given(st.text() | st.from_regex(r"[0-9]{1,30}(\.[0-9]{1,30})? ?[KMG]?i?B?"))
 def test_no_text_makes_parse_size_raise_anything_but_settings_errors(text):
     try:

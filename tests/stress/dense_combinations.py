@@ -24,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import allotment
+from helpers.peer import wait_until
 from stress.dense_host import DenseStress
 
 MIB = 1 << 20
@@ -210,6 +211,10 @@ class Combined(DenseStress):
     def trim(self) -> None:
         self.choose.choice((self.allocator.empty_cache, lambda: self.allocator.trim_to(32 * MIB)))()
 
+    def reserved_when_empty(self) -> int:
+        self.allocator.empty_cache()
+        return self.allocator.stats()["reserved_bytes.all.current"]
+
     def end(self) -> None:
         self.allocator.limit = None
         for tag in TAGS:
@@ -225,9 +230,8 @@ class Combined(DenseStress):
         self.free(len(self.blocks))
         self.synchronize()
         self.allocator.inspection.check_invariants()
-        self.allocator.empty_cache()
-        left = self.allocator.stats()["reserved_bytes.all.current"]
-        assert left == 0, f"{left} bytes are reserved at the end"
+        # The last blocks that were shared are given back by the thread that serves them.
+        wait_until(lambda: self.reserved_when_empty() == 0)
         self.allocator.close()
 
 
