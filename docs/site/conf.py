@@ -73,6 +73,7 @@ NAVIGATION = {
         "benchmarks/gpu/results/h200-dense",
         "benchmarks/gpu/results/h200-explain",
         "benchmarks/gpu/results/h200-pinned",
+        "benchmarks/gpu/results/h200-sleep",
         "benchmarks/gpu/results/h200-torch-functions",
         "benchmarks/gpu/results/h200-tuned",
         "benchmarks/dense/results/recorded",
