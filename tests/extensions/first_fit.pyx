@@ -314,8 +314,9 @@ cdef int check(Engine* engine, Pool* pool, Totals* totals) except -1:
 
 
 cdef Placement table = Placement(
-    name=b"first_fit", needs_virtual=False, create=create, destroy=destroy, hit=hit, miss=miss, lend=hit, reserve=NULL,
-    take_front=take_front, complete_free=complete_free, release=release, retire=retire, grant=NULL,
-    largest_free=largest_free, free_bytes=free_bytes, joinable=NULL, ranges=NULL, walk=NULL, chunks=NULL, check=check)
+    name=b"first_fit", needs_virtual=False, create=create, destroy=destroy, hit=hit, hit_last_freed=NULL, miss=miss,
+    lend=hit, reserve=NULL, take_front=take_front, complete_free=complete_free, release=release, retire=retire,
+    grant=NULL, largest_free=largest_free, free_bytes=free_bytes, joinable=NULL, ranges=NULL, walk=NULL, chunks=NULL,
+    check=check)
 
 placement_register(&table)

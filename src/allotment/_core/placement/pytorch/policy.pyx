@@ -370,12 +370,10 @@ cdef void complete_free(Engine* engine, Block* block, uint32_t context) noexcept
 
 
 cdef Placement table = Placement(
-    name=b"torch", needs_virtual=False, create=NULL, destroy=NULL, hit=hit, miss=miss_free_list, lend=lend,
-    reserve=NULL,
-    take_front=take_front, complete_free=complete_free, release=release_free_lists, retire=drop_ranges, grant=NULL,
-    largest_free=largest_on_free_lists, free_bytes=free_bytes_listed, joinable=NULL, ranges=NULL, walk=NULL,
-    chunks=NULL,
-    check=check_free_lists)
+    name=b"torch", needs_virtual=False, create=NULL, destroy=NULL, hit=hit, hit_last_freed=NULL, miss=miss_free_list,
+    lend=lend, reserve=NULL, take_front=take_front, complete_free=complete_free, release=release_free_lists,
+    retire=drop_ranges, grant=NULL, largest_free=largest_on_free_lists, free_bytes=free_bytes_listed, joinable=NULL,
+    ranges=NULL, walk=NULL, chunks=NULL, check=check_free_lists)
 
 
 cdef const Placement* torch_placement() noexcept nogil:
