@@ -225,6 +225,8 @@ print(stats()["allocated_bytes.current"])
 def test_without_a_compiler_pytorchs_own_stays_and_one_line_says_so(run, tmp_path):
     printed = run("-c", """
 import sys, allotment.torch
+from allotment.torch._deep import building
+building.PACKAGED = building.HERE / "nowhere"
 sys.stderr = sys.stdout
 allotment.torch.install("hooks", pinned="tight")
 import torch
