@@ -113,11 +113,9 @@ clean: ## remove everything that was made
 	find src \( -name '*.so' -o -name '*.pyd' -o -name '*.c' -o -name '*.cpp' \) $(MADE) -delete
 
 # Stamps: what building and the commands need, the compiled modules, what only developers need, and what the site needs.
-# Not compiled to bytecode: Python does that for what it imports, and most of it never is.
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
-		$$($(BIN)/python tools/requirements.py build cli)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$($(BIN)/python tools/requirements.py build cli)
 	touch $@
 
 $(VENV)/built: $(SOURCES) setup.py $(wildcard tools/building/*.py) | $(VENV)/installed
