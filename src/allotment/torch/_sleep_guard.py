@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from functools import wraps
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 
@@ -37,19 +37,23 @@ class _Guard:
 
     def __init__(self) -> None:
         self._lock = fork_safe_lock()
-        self._allocators: WeakSet[Allocator] = WeakSet()
+        self._allocators: tuple[ref[Allocator], ...] = ()  # replaced, never changed: any thread may read it
         self._asleep: list[Extent] = []
         self._explain = _Explain(self._explain_address)  # kept, because PyTorch's threads may call it
         self._replay: Any = None  # PyTorch's own, while ours is in its place
 
     def watch(self, allocator: Allocator) -> None:
         """Check work on an allocator's memory from now on."""
-        self._allocators.add(allocator)
+        with self._lock:
+            self._allocators = tuple(ref(known) for known in {*self._watched(), allocator})
         allocator.sleep._tell(self._follow)
+
+    def _watched(self) -> list[Allocator]:
+        return [known for reference in self._allocators if (known := reference()) is not None]
 
     def _follow(self) -> None:
         with self._lock:
-            asleep = [(base, base + size) for allocator in self._allocators for base, size in allocator.sleep._ranges()]
+            asleep = [(base, base + size) for allocator in self._watched() for base, size in allocator.sleep._ranges()]
             asleep = _joined(asleep, EXTENTS_MOST)
             if asleep == self._asleep:
                 return
@@ -77,7 +81,7 @@ class _Guard:
     def _checked(self, replay: Any) -> Any:
         @wraps(replay)
         def replay_if_awake(graph: Any) -> None:
-            for allocator in self._allocators if self._asleep else ():
+            for allocator in self._watched() if self._asleep else ():
                 allocator.sleep._require_pool_awake(tuple(graph.pool()))
             replay(graph)
 
@@ -85,7 +89,7 @@ class _Guard:
 
     def _explain_address(self, address: int, text: Any, capacity: int) -> bool:
         """Write why memory cannot be used now, if it cannot."""
-        for allocator in list(self._allocators):
+        for allocator in self._watched():
             try:
                 allocator.sleep._require_awake(address)
             except PausedError as error:
