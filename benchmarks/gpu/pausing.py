@@ -8,8 +8,7 @@
 bounds the first sleep. `ours`: each size and each place to keep contents, in a process of its own, first cycle and the
 median of the later ones; the memory is overwritten while it sleeps and compared byte by byte in the end. `peer`: the
 same for torch_memory_saver, if it can be imported, in a process for each place, with sums compared. `variants`:
-threads and sizes of buffers, and pages that are pinned in place instead. `cycles`: many cycles of a
-small tag, compared each time. `torch`: a model whose outputs are compared bit by bit, also by a captured graph, and
+threads and sizes of buffers. `cycles`: many cycles of a small tag, compared each time. `torch`: a model whose outputs are compared bit by bit, also by a captured graph, and
 (with transformers) a GPT-2 that is trained under the sanitizer. A part that `--seconds` leaves no time for is left out
 and named. The rows of `ours` are compared with the goals below, which the `machine` of the same run lowers where it is
 slower.
@@ -295,7 +294,6 @@ def variants(size: int) -> Iterator[dict[str, Any]]:
         *({"lanes": lanes} for lanes in (16, 8, 12, 24) if lanes <= 2 * CORES),
         *({"span": span * MIB} for span in (1, 4, 8)),
         *({"lanes": 8, "span": span * MIB} for span in (4, 8)),
-        *({"pin_kept": True, "span": span * MIB} for span in (2, 16)),
     ]
     for choice in given:
         copying.choose(**choice)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from allotment._allocators.caching.copying cimport FORGET, RESTORE, SAVE, Job, Ring, Run, pins_kept, span_size
+from allotment._allocators.caching.copying cimport FORGET, RESTORE, SAVE, Job, Ring, Run, span_size
 from allotment._allocators.caching.file_copy cimport file_copy
 from allotment._allocators.caching.host_copy cimport HostCopy, host_copy
 from allotment._core.contract.table cimport IS_HOST, Device
@@ -44,8 +44,6 @@ cdef class Contents:
         if before is not None and before.memory.fits(self.total):
             self.memory = before.memory
             before.memory = None
-            if pins_kept():
-                self.memory.pin(self.device)
             return 0
         if before is not None:
             before.drop(ring)
@@ -67,8 +65,7 @@ cdef class Contents:
         job.memory = self.memory.start if self.memory is not None else NULL
         job.descriptor = self.file.descriptor if self.file is not None else -1
         job.checksums = self.checksums
-        job.direct = self.memory is not None and (
-            job.table.capabilities & IS_HOST != 0 or self.memory.device is not None)
+        job.direct = self.memory is not None and job.table.capabilities & IS_HOST != 0
         return 0
 
     cdef int save(self, Ring ring, object progress) except -1:
@@ -139,7 +136,7 @@ cdef class Contents:
         cdef Job job
         if memory is not None:
             try:
-                if ring is not None and memory.device is None and self.total >= MUCH:
+                if ring is not None and self.total >= MUCH:
                     self.fill_job(&job)
                     job.task = FORGET
                     ring.run(&job, None)

@@ -10,7 +10,7 @@ copies are on one stream, because a device takes long to change between streams:
 
 So finding pages, which takes longer than the bus, is done by all threads at once, and only the buffers are pinned. The
 buffers are the ring: they are made at the first pause, and stay with the allocator until it is closed. Memory that the
-device reaches directly (pinned pages, or a device that is the host) needs no buffer.
+device reaches directly, because it is the host itself, needs no buffer.
 """
 
 from libc.stddef cimport size_t
@@ -87,4 +87,3 @@ cdef class Ring:
 
 cdef Ring new_ring(Device device)
 cdef bytes_t span_size() noexcept
-cdef bint pins_kept() noexcept      # whether kept host pages are pinned when they are used again

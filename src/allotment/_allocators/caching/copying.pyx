@@ -104,17 +104,15 @@ cdef enum:
 
 cdef size_t lanes_most
 cdef bytes_t span_now
-cdef bint pins
 
 
-def choose(*, lanes: int = 16, span: int = 2 << 20, pin_kept: bool = False) -> None:
+def choose(*, lanes: int = 16, span: int = 2 << 20) -> None:
     """Set how memory is copied, for measurements and tests; called without arguments, as it was.
 
-    `lanes`: threads at most, each with two buffers of `span` bytes; `pin_kept`: whether host pages that `keep_host`
-    keeps are pinned when they are used again.
+    `lanes`: threads at most, each with two buffers of `span` bytes.
     """
-    global lanes_most, span_now, pins
-    lanes_most, span_now, pins = lanes, span, pin_kept
+    global lanes_most, span_now
+    lanes_most, span_now = lanes, span
 
 
 # More threads than the bus needs: each of them faults in pages, and copies into them, at some 4 GB/s.
@@ -123,10 +121,6 @@ choose()
 
 cdef bytes_t span_size() noexcept:
     return span_now
-
-
-cdef bint pins_kept() noexcept:
-    return pins
 
 
 # --- one span ----------------------------------------------------------------------------------------------

@@ -1,19 +1,17 @@
 """Host memory that holds the contents of paused memory.
 
 Pages are found when they are first written, large ones where the system has any. They may stay for the next pause
-(`keep_host`), and are then pinned if that was chosen.
+(`keep_host`). They are never pinned: that takes longer than a copy, and later copies were hardly faster with it.
 """
 
 from allotment._core.contract.types cimport bytes_t
 
 cdef class HostCopy:
     cdef object pages           # mmap
-    cdef object device          # the device that pinned it; None
     cdef char* start            # of `size` bytes, where a large page begins
     cdef bytes_t size
     cdef bytes_t skipped        # of `pages`, before `start`
 
-    cdef bint pin(self, object device) except -1        # False if the device cannot pin existing memory
     cdef bint fits(self, bytes_t size) noexcept         # exactly enough, but for a hundredth
     cdef object view(self, bytes_t offset, bytes_t size)    # read-only, and valid as long as it exists
     cdef int close(self) except -1                      # no code may use it any more

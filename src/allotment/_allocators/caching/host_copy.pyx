@@ -2,11 +2,9 @@ cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport uintptr_t
 
-from allotment._core.contract.types cimport address_t, bytes_t
+from allotment._core.contract.types cimport bytes_t
 
 from contextlib import suppress
-
-from allotment.errors import DeviceError
 
 cdef extern from *:
     """
@@ -31,18 +29,6 @@ cdef enum:
 cdef class HostCopy:
     """Pages of the host, for the contents of paused memory."""
 
-    cdef bint pin(self, object device) except -1:
-        if self.device is not None:
-            return True
-        if not hasattr(device, "register_host"):
-            return False
-        try:
-            device.register_host(<address_t> <uintptr_t> self.start, self.size)
-        except DeviceError:
-            return False
-        self.device = device
-        return True
-
     cdef bint fits(self, bytes_t size) noexcept:
         return size <= self.size <= size + size // 100 + LARGE_PAGE
 
@@ -54,13 +40,6 @@ cdef class HostCopy:
         return memoryview(pages)[offset:offset + size].toreadonly()
 
     cdef int close(self) except -1:
-        # Without `suppress`: a finalizer may run at the end of the program, when the module's names are gone.
-        if self.device is not None:
-            try:
-                self.device.unregister_host(<address_t> <uintptr_t> self.start)
-            except DeviceError:
-                pass
-            self.device = None
         pages, self.pages = self.pages, None
         if pages is not None:
             try:
@@ -70,7 +49,6 @@ cdef class HostCopy:
         return 0
 
     def __del__(self):
-        # A finalizer, because a deallocator may not call a device that is written in Python.
         self.close()
 
 
