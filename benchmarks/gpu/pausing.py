@@ -7,11 +7,11 @@
 `machine`: pinned copies over the bus in both directions, and all cores at once that copy into fresh large pages, which
 bounds the first sleep. `ours`: each size and each place to keep contents, in a process of its own, first cycle and the
 median of the later ones; the memory is overwritten while it sleeps and compared byte by byte in the end. `peer`: the
-same for torch_memory_saver, if it can be imported, in a process for each place, with sums compared. `variants`:
-threads and sizes of buffers. `cycles`: many cycles of a small tag, compared each time. `torch`: a model whose outputs are compared bit by bit, also by a captured graph, and
-(with transformers) a GPT-2 that is trained under the sanitizer. A part that `--seconds` leaves no time for is left out
-and named. The rows of `ours` are compared with the goals below, which the `machine` of the same run lowers where it is
-slower.
+same for torch_memory_saver, if it can be imported, in a process for each place, with sums compared. `variants`: threads
+and sizes of buffers. `cycles`: many cycles of a small tag, compared each time. `torch`: a model whose outputs are
+compared bit by bit, also by a captured graph, and (with transformers) a GPT-2 that is trained under the sanitizer. A
+part that `--seconds` leaves no time for is left out and named. The rows of `ours` are compared with the goals below,
+which the `machine` of the same run lowers where it is slower.
 """
 
 from __future__ import annotations
